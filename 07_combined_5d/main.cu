@@ -16,7 +16,7 @@ namespace {
 
 void train(const CombinedOptions& options, World& world) {  // 02-07
   fold_world(options, world);                               // 07
-  if (show_pictures(options, world)) return;                // 05
+  if (show_pictures(options, world)) return;                // 05, 07
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   const MeshShape shape = mesh_shape(options, world.ranks());                                         // 07

@@ -103,7 +103,7 @@ void require_same(const std::string& thing, const std::string& content) {
 
 // ---- Loading
 
-// Copies the elements of `range` from a stored tensor to the device, where `to` is the first one's place.
+// Copies the elements of `range` from a stored tensor to the device, where the first one goes to `to`.
 template <class T>
 void load_range(const FoundTensor& from, const ParameterRange& range, T* to, cudaStream_t stream) {
   const PinnedArray<T> host(std::min(range.size, checkpoint_buffer / sizeof(T)));
@@ -324,7 +324,7 @@ std::vector<Checkpoint::File> Checkpoint::files() const {
   return all;
 }
 
-// Writes the elements that this rank counts to their places.
+// Writes the elements that this rank counts, each to its offset in the file.
 void Checkpoint::write(const std::string& part, std::vector<File>& files) {
   const std::vector<Shard> shards = parameters_.shards();
   for (File& file : files) {
@@ -355,9 +355,9 @@ void Checkpoint::write_range(const ParameterRange& range, const void* shard, con
       while (done < end) {
         const size_t run = done / length, in_run = done % length,
                      size = std::min(length - in_run, end - done);
-        const uint64_t place = (runs.first + run * runs.stride) * element + in_run;
-        file.write(data, size, tensor.begin + place);
-        checksum ^= checksum_part(tensor, place, data, size);
+        const uint64_t offset = (runs.first + run * runs.stride) * element + in_run;
+        file.write(data, size, tensor.begin + offset);
+        checksum ^= checksum_part(tensor, offset, data, size);
         done += size;
         data += size;
       }

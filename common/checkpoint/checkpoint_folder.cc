@@ -11,7 +11,7 @@
 #include "checkpoint/shared_file.h"
 #include "device/mapped_file.h"
 #include "options/command_line.h"
-#include "options/words.h"
+#include "options/readable.h"
 
 namespace pentatron {
 namespace {

@@ -47,7 +47,7 @@ void check_link(const std::string& link) {
 void set_present(ncclConfig_t&, const std::vector<int>&, const std::vector<int>&) {}
 #endif
 
-// Combines each value over all ranks.
+// Reduces each value over all ranks.
 template <class T>
 std::vector<T> reduce(Watchdog& watchdog, const std::vector<T>& values, MPI_Datatype type, MPI_Op op) {
   const Watchdog::Call call(watchdog, "MPI_Iallreduce");
@@ -151,7 +151,7 @@ World::~World() {
   if (started_mpi_) MPI_Finalize();
 }
 
-std::string World::places() const {
+std::string World::hosts() const {
   int device = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   const std::vector<std::string> devices = gather(std::to_string(device));

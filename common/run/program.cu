@@ -19,7 +19,7 @@ size_t measured_libraries() {
 }
 
 void print_banner(const Options& options, const TokenData& data, int64_t parameters, int ranks, int present,
-                  const std::string& places) {
+                  const std::string& hosts) {
   const ModelConfig& m = options.model;
   const cudaDeviceProp device = this_device();
   std::printf("device      %s, %s, %d rank%s", device.name, precision_name, ranks, ranks == 1 ? "" : "s");
@@ -29,7 +29,7 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) std::printf("%-11s %s\n", label, line.c_str());
   };
-  print_lines("host", places);
+  print_lines("host", hosts);
   if (is_modelled()) {
     std::printf("time        modelled for %s GPUs; %s\n", modelled_gpu().c_str(),
                 is_dry_run() ? "a dry run: nothing is computed" : "the losses are computed");
@@ -118,14 +118,14 @@ Run::Run(const Options& options, const TokenData& data, const Parameters& parame
       step_(checkpoint.first_step() - 1) {
   if (!options.save.empty()) listen_for_preemption();
   check_work_queues(static_cast<int>(peers_.largest({static_cast<double>(streams_in_use)})[0]));
-  const std::string places = peers_.places();
+  const std::string hosts = peers_.hosts();
   const auto present = static_cast<int>(peers_.gather("").size());  // known on rank 0
   if (peers_.rank() == 0) {
     log_.emplace(std::cout,
                  RunLog::Config{options.log_json, options.steps, options.log_every, flops_per_token(options),
                                 peak_flops(sizeof(real)), peers_.ranks()});
     log_->begin(options.as_json, precision_name);
-    print_banner(options, data, parameters.global_size(), peers_.ranks(), present, places);
+    print_banner(options, data, parameters.global_size(), peers_.ranks(), present, hosts);
   }
   peers_.begin_counting();
   peers_.largest({0});  // all ranks meet here, so their times begin together

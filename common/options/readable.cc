@@ -1,4 +1,4 @@
-#include "options/words.h"
+#include "options/readable.h"
 
 #include <algorithm>
 #include <array>
