@@ -1,4 +1,5 @@
 // 01: one GPU. A step loops over micro-batches (gradient accumulation), then updates the weights.
+#include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -21,15 +22,16 @@ void train(const Options& options) {
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted = require_memory(predict_memory(options));
   parameters.allocate();
-  load_or_initialise(options, parameters, compute);
+  parameters.initialise(options.seed, compute);
   const Seams seams = {{}, &region, &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
+  Checkpoint checkpoint(options, parameters, optimizer, compute, data.checksum());
   BatchLoader loader(data, options);
   StepTotals totals(compute);
-  Run run(options, data, parameters, optimizer, totals);
+  Run run(options, data, parameters, totals, checkpoint);
 
   while (run.next_step()) {
     for (const Batch& batch : loader.load(run.step(), compute)) {

@@ -1,4 +1,5 @@
 // 02: data parallelism. Each rank computes the gradients of its own micro-batches; data_parallel.h sums them.
+#include "checkpoint/checkpoint.h"
 #include "data_parallel.h"
 #include "model/batch.h"
 #include "model/memory.h"
@@ -24,16 +25,17 @@ void train(const OptionsWith<DataParallelOptions>& options, World& world) {
   const MemoryPrediction predicted =
       require_memory(predict_memory(options, world.ranks(), {.replicas = {world.ranks()}}));
   parameters.allocate();
-  load_or_initialise(options, parameters, compute);
+  parameters.initialise(options.seed, compute);
   DataParallel data_parallel(options.technique, parameters.group(), data_ranks, compute);
   const Seams seams = {{&data_parallel}, &region, &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
+  Checkpoint checkpoint(options, parameters, optimizer, compute, data.checksum());
   BatchLoader loader(data, options, world.rank(), world.ranks());
   StepTotals totals(compute);
-  Run run(options, data, parameters, optimizer, totals);
+  Run run(options, data, parameters, totals, checkpoint);
 
   while (run.next_step()) {
     for (const Batch& batch : loader.load(run.step(), compute)) {

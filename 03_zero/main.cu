@@ -1,4 +1,5 @@
 // 03: ZeRO. As 02, but the data-parallel ranks shard optimizer states, gradients and weights (zero.h).
+#include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -29,16 +30,17 @@ void train(const OptionsWith<ZeroOptions>& options, World& world) {
   const MemoryPrediction predicted = require_memory(predict_memory(
       options, world.ranks(), {.replicas = {shards}, .sharded_states = options.technique.zero_stage}));
   Zero zero(options.technique.zero_stage, parameters.group(), all_shards, same_shard, compute);
-  load_or_initialise(options, parameters, compute);
-  zero.weights_changed();
+  parameters.initialise(options.seed, compute);
   const Seams seams = {{&zero}, &region, &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
+  Checkpoint checkpoint(options, parameters, optimizer, compute, data.checksum());
+  zero.weights_changed();
   BatchLoader loader(data, options, world.rank(), world.ranks());
   StepTotals totals(compute);
-  Run run(options, data, parameters, optimizer, totals);
+  Run run(options, data, parameters, totals, checkpoint);
 
   while (run.next_step()) {
     for (const Batch& batch : loader.load(run.step(), compute)) {

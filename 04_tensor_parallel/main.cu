@@ -1,5 +1,6 @@
 // 04: tensor parallelism. All ranks train on the same micro-batches. Each holds a part of every matrix, and
 // tensor_parallel.h sums the partial results.
+#include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -26,15 +27,16 @@ void train(const OptionsWith<TensorParallelOptions>& options, World& world) {
   TensorParallel tensor_parallel(options, options.technique, rows_of(options, {}).inside, tensor_ranks,
                                  compute);
   parameters.allocate();
-  load_or_initialise(options, parameters, compute);
+  parameters.initialise(options.seed, compute);
   const Seams seams = {{}, &tensor_parallel, &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
+  Checkpoint checkpoint(options, parameters, optimizer, compute, data.checksum());
   BatchLoader loader(data, options);
   StepTotals totals(compute);
-  Run run(options, data, parameters, optimizer, totals);
+  Run run(options, data, parameters, totals, checkpoint);
 
   while (run.next_step()) {
     for (const Batch& batch : loader.load(run.step(), compute)) {

@@ -1,4 +1,5 @@
 // 05: pipeline parallelism. Each rank holds some layers; micro-batches go through them as a schedule says.
+#include "checkpoint/checkpoint.h"
 #include "model/batch.h"
 #include "model/memory.h"
 #include "model/optimizer.h"
@@ -12,6 +13,7 @@ using namespace pentatron;
 namespace {
 
 void train(const OptionsWith<PipelineOptions>& options, World& world) {
+  if (show_pictures(options, world)) return;
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   TensorRegion region;
@@ -27,15 +29,16 @@ void train(const OptionsWith<PipelineOptions>& options, World& world) {
       require_memory(predict_memory(options, 1, pipeline_share(options, schedule, world.rank())),
                      channels_of_pipeline(schedule, world.rank(), /*sums_copies=*/true));
   parameters.allocate();
-  load_or_initialise(options, parameters, compute);
+  parameters.initialise(options.seed, compute);
   const Seams seams = {{}, &region, &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   Pipeline pipeline(schedule, world, world.all(), chunks, model, compute, &parameters);
   Optimizer optimizer(options, parameters, compute);
+  Checkpoint checkpoint(options, parameters, optimizer, compute, data.checksum());
   BatchLoader loader(data, options);
   StepTotals totals(compute);
-  Run run(options, data, parameters, optimizer, totals);
+  Run run(options, data, parameters, totals, checkpoint);
 
   while (run.next_step()) {
     pipeline.run(loader.load(run.step(), compute), &totals);

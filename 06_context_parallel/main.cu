@@ -1,5 +1,6 @@
 // 06: context parallelism. Each rank has a part of every sequence; its queries see the keys of the others.
 #include "../02_data_parallel/data_parallel.h"
+#include "checkpoint/checkpoint.h"
 #include "context_parallel.h"
 #include "model/batch.h"
 #include "model/memory.h"
@@ -26,7 +27,7 @@ void train(const OptionsWith<ContextParallelOptions>& options, World& world) {
       options, 1,
       context_parallel_share(options, options.technique, world.ranks(), {.replicas = {world.ranks()}})));
   parameters.allocate();
-  load_or_initialise(options, parameters, compute);
+  parameters.initialise(options.seed, compute);
   const auto attention = context_attention(options, options.technique, context_ranks);
   DataParallel data_parallel({DpSync::bucket, default_bucket_mb(options.model)}, parameters.group(),
                              gradient_ranks, compute);
@@ -36,9 +37,10 @@ void train(const OptionsWith<ContextParallelOptions>& options, World& world) {
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
+  Checkpoint checkpoint(options, parameters, optimizer, compute, data.checksum());
   BatchLoader loader(data, options, 0, 1, positions);
   StepTotals totals(compute);
-  Run run(options, data, parameters, optimizer, totals);
+  Run run(options, data, parameters, totals, checkpoint);
 
   while (run.next_step()) {
     for (const Batch& batch : loader.load(run.step(), compute)) {

@@ -1,6 +1,7 @@
 // The program of 02 with experts in the place of the MLP (expert_parallel.h). The data-parallel ranks share
 // out the experts: dp = ep. Compare this file with main.cu of 02.
 #include "../02_data_parallel/data_parallel.h"
+#include "checkpoint/checkpoint.h"
 #include "expert_parallel.h"
 #include "model/batch.h"
 #include "model/memory.h"
@@ -50,16 +51,17 @@ void train(const ExpertProgramOptions& options, World& world) {
       predict_memory(options, world.ranks(),
                      expert_parallel_share(options, options.experts, {.replicas = {world.ranks()}})));
   parameters.allocate();
-  load_or_initialise(options, parameters, compute);
+  parameters.initialise(options.seed, compute);
   DataParallel data_parallel(options.data_parallel, parameters.group(), data_ranks, compute);
   const Seams seams = {{&data_parallel}, &region, &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
   Optimizer optimizer(options, parameters, compute);
+  Checkpoint checkpoint(options, parameters, optimizer, compute, data.checksum());
   BatchLoader loader(data, options, world.rank(), world.ranks());
   StepTotals totals(compute);
-  Run run(options, data, parameters, optimizer, totals);
+  Run run(options, data, parameters, totals, checkpoint);
 
   while (run.next_step()) {
     for (const Batch& batch : loader.load(run.step(), compute)) {

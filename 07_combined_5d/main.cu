@@ -1,6 +1,7 @@
 // 07: all techniques at once. This is 01; each new or changed line ends with the stage that it comes from.
 #include <optional>
 
+#include "checkpoint/checkpoint.h"
 #include "combined.h"  // 02-07
 #include "model/batch.h"
 #include "model/memory.h"
@@ -14,6 +15,8 @@ using namespace pentatron;
 namespace {
 
 void train(const CombinedOptions& options, World& world) {  // 02-07
+  fold_world(options, world);                               // 07
+  if (show_pictures(options, world)) return;                // 05, 07
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
   const MeshShape shape = mesh_shape(options, world.ranks());                                         // 07
@@ -36,17 +39,18 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
                      channels_of_pipeline(schedule, mesh.at.pp, /*sums_copies=*/false));  // 05
   const auto dense = sync_gradients(options, mesh, parameters, dense_group, compute);     // 02, 03
   const auto experts = sync_gradients(options, mesh, parameters, expert_group, compute);  // 07
-  load_or_initialise(options, parameters, compute);
+  parameters.initialise(options.seed, compute);
   const Seams seams = {
       {dense.get(), experts.get()}, &tensor_parallel, attention.get(), &feed_forward};  // 02-07
-  for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();                        // 03
 
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);  // 06
   Pipeline pipeline(schedule, world, mesh.pipeline, chunks, model, compute);           // 05
   Optimizer optimizer(options, parameters, compute);
+  Checkpoint checkpoint(options, parameters, optimizer, compute, data.checksum());
+  for (UnitHooks* hooks : seams.hooks) hooks->weights_changed();       // 03
   BatchLoader loader(data, options, mesh.at.dp, shape.dp, positions);  // 02, 06
   StepTotals totals(compute);
-  Run run(options, data, parameters, optimizer, totals);
+  Run run(options, data, parameters, totals, checkpoint);
 
   while (run.next_step()) {
     pipeline.run(loader.load(run.step(), compute), mesh.at.tp == 0 ? &totals : nullptr);  // 05, 04

@@ -92,3 +92,20 @@ TEST_CASE("profile: shipped profiles are read, and a file that says which one it
   CHECK(nanotron.multiprocessors == load_profile("h100").multiprocessors);
   CHECK(nanotron.launch_seconds > load_profile("h100").launch_seconds);
 }
+
+TEST_CASE("profile: what a file says is refused in one line, whatever it is", "[profile]") {
+  const pentatron::tests::TemporaryFolder folder;
+  const auto complaint = [&](const std::string& text) -> std::string {
+    try {
+      load_profile(folder.write("gpu.json", text));
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string field = complaint(R"({"as": "h100", "line\nbreak": {"value": 1}})");
+  CHECK(field.ends_with(R"(there is no field "line\nbreak")"));
+  const std::string self = folder.path() + "/gpu", up = "../../../../../../../../../..";  // to the root
+  const std::string base = complaint(R"({"as": ")" + up + self + R"("})");
+  CHECK(base.ends_with("expected \"as\" to be a name in common/clock/profiles, not \"" + up + self + "\""));
+}

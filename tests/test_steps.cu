@@ -99,7 +99,8 @@ TEST_CASE("a step's time ends where the device ended it, not where the host look
   const auto begin = std::chrono::steady_clock::now();
   double first = 0;
   {
-    Run run(options, data, parameters, optimizer, totals);
+    Checkpoint checkpoint(options, parameters, optimizer, device.stream);
+    Run run(options, data, parameters, totals, checkpoint);
     while (run.next_step()) {
       if (run.step() == 0) continue;
       device.stream.synchronize();

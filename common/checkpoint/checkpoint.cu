@@ -12,7 +12,6 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_folder.h"
-#include "kernels/elementwise.h"
 #include "kernels/loss.h"
 
 namespace pentatron {
@@ -104,7 +103,7 @@ void require_same(const std::string& thing, const std::string& content) {
 
 // ---- Loading
 
-// Copies the elements of `range` from a stored tensor to the device, where `to` is the first one's place.
+// Copies the elements of `range` from a stored tensor to the device, where the first one goes to `to`.
 template <class T>
 void load_range(const FoundTensor& from, const ParameterRange& range, T* to, cudaStream_t stream) {
   const PinnedArray<T> host(std::min(range.size, checkpoint_buffer / sizeof(T)));
@@ -126,26 +125,11 @@ void load_range(const FoundTensor& from, const ParameterRange& range, T* to, cud
   if (filled > 0) send();
 }
 
-// Fills a shard of the weights, or of a state of them, at `to`.
-template <class T>
-void load_shard(const SafetensorsFolder& folder, const std::vector<ParameterRange>& ranges,
-                const std::string& state, bool tied_head, T* to, cudaStream_t stream) {
-  for (const ParameterRange& range : ranges) {
-    StoredTensor tensor = stored(*range.parameter, number_type<T>, state);
-    if (tied_head && tensor.name == head_name) tensor.name = embedding_name;
-    load_range(folder.find(tensor.name, tensor.shape), range, to + range.begin_in_shard, stream);
-  }
-}
-
 // A checkpoint of this project's has these tensors alone, in types of the precision that wrote it.
 void check_tensors(const SafetensorsFolder& found, const std::vector<StoredTensor>& expected) {
   for (const StoredTensor& tensor : expected) (void)found.find(tensor.name, tensor.shape);
   require(found.tensors().size() == expected.size(), found.option(), found.path(), expected.size(),
           " tensors; it has ", found.tensors().size());
-}
-
-bool has_masters(const SafetensorsFolder& optimizer) {
-  return optimizer.has(std::string(embedding_name) + "." + master_name);
 }
 
 }  // namespace
@@ -160,57 +144,62 @@ double number_at(NumberType type, const std::byte* array, uint64_t i) {
   return type == NumberType::fp16 ? float(read(__half())) : float(read(__nv_bfloat16()));
 }
 
-void load_or_initialise(const Options& options, Parameters& parameters, cudaStream_t stream) {
-  if (options.load_folder.empty()) return parameters.initialise(options.seed, stream);
-  const SafetensorsFolder weights(options.load_option(), options.load_folder, "model");
-  if (!options.load.empty()) check_tensors(weights, stored(parameters, number_type<real>));
-  // If another precision has written the weights, master weights have more digits.
-  const SafetensorsFolder states(options.load_option(), options.load_folder,
-                                 options.load.empty() ? "model" : "optimizer");
-  const bool masters = has_masters(states);
-  for (const Shard& shard : parameters.shards()) {
-    fill_constant(shard.weights, shard.size(), 0, stream);  // so that the padding is zero
-    load_shard(masters ? states : weights, parameters.ranges(shard), masters ? master_name : "",
-               options.model.tied_head, shard.weights, stream);
-  }
-}
-
-Checkpoints::Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer,
-                         cudaStream_t compute, const std::string& data)
+Checkpoint::Checkpoint(const Options& options, Parameters& parameters, Optimizer& optimizer,
+                       cudaStream_t compute, const std::string& data)
     : options_(options), parameters_(parameters), optimizer_(optimizer), compute_(compute), data_(data) {
   require_same("--data: " + options.data, data);  // another host may have another file, or another checkpoint
   if (options.save.empty() && options.load_folder.empty()) return;
   std::string loaded;
-  refuse_if_failed([&] {  // this rank's part of the tensors that are read must have their checksums
-    for (const std::string name : {"model", "optimizer"}) {
-      if (options.load_folder.empty() || (name == "optimizer" && options.load.empty())) continue;
-      const SafetensorsFolder folder(options.load_option(), options.load_folder, name);
-      folder.check(ranks_.rank(), ranks_.ranks());
-      loaded += folder.checksum();
-    }
+  refuse_if_failed([&] {
+    if (!options.load_folder.empty()) loaded = load();
   });
-  if (!options.load.empty()) load_states();
-  // Weights may have more digits than `real`: master weights keep them. These come last among the states.
-  if (has_master_weights && !options.load_folder.empty() && !masters_are_loaded_)
-    load_state({options.load_option(), options.load_folder, "model"}, "", optimizer.state_names().size() - 1);
   require_same(
       options.resume ? "--resume: " + options.save : options.load_option() + (": " + options.load_folder),
       text(first_step_, " steps", loaded));
-  if (options.save.empty()) return;
-  refuse_if_failed([&] {  // rank 0 makes the folder, and locks it
-    if (ranks_.rank() > 0) return;
-    std::error_code error;
-    fs::create_directories(options.save, error);
-    if (!error && access(options.save.c_str(), W_OK | X_OK) != 0)
-      error.assign(errno, std::generic_category());
-    require(!error, "--save", options.save, "a folder that can be written (", error.message(), ")");
-    const std::string other = lock_folder(options.save, lock_);
-    require(other.empty(), "--save", options.save, "a folder that no other run saves in (", other, " does)");
-  });
-  buffer_ = PinnedArray<std::byte>(checkpoint_buffer);
+  if (!options.save.empty()) make_folder();
 }
 
-void Checkpoints::load_states() {
+// Sets the weights; with --load and --resume, also the optimizer's states and the step. Returns the checksums
+// of what was read.
+std::string Checkpoint::load() {
+  const char* const option = options_.load_option();
+  const bool continues = !options_.load.empty();
+  const SafetensorsFolder weights(option, options_.load_folder, "model");
+  const SafetensorsFolder states(option, options_.load_folder, continues ? "optimizer" : "model");
+  const std::vector<std::string> names = optimizer_.state_names();
+  const bool has_masters = states.has(std::string(embedding_name) + "." + master_name);
+  if (continues) {
+    std::vector<std::string> names_there = names;
+    std::erase(names_there, master_name);
+    if (has_masters) names_there.emplace_back(master_name);
+    check_tensors(weights, stored(parameters_, number_type<real>));
+    check_tensors(states, stored(parameters_, number_type<accum>, names_there));
+  }
+  // This rank's part of the tensors that are read must have their checksums.
+  weights.check(ranks_.rank(), ranks_.ranks());
+  if (continues) states.check(ranks_.rank(), ranks_.ranks());
+  if (continues) continue_run();
+  // If another precision has written the weights, master weights have more digits. If there are none, weights
+  // may have more digits than `real`: the masters here keep them.
+  const auto load_weights = [&](const Shard& shard, auto* to) {
+    load_shard(has_masters ? states : weights, has_masters ? master_name : "", shard, to);
+  };
+  const std::vector<Shard> shards = parameters_.shards();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    load_weights(shards[i], shards[i].weights);
+    for (size_t k = 0; k < names.size(); ++k) {
+      accum* const state = optimizer_.states(i)[k].data;
+      if (names[k] == master_name)
+        load_weights(shards[i], state);
+      else if (continues)
+        load_shard(states, names[k], shards[i], state);
+    }
+  }
+  return weights.checksum() + (continues ? states.checksum() : "");
+}
+
+// Sets the step and the loss scale.
+void Checkpoint::continue_run() {
   const char* const option = options_.load_option();
   TrainerState state = read_trainer_state(option, options_.load_folder);
   const std::string optimizer = to_string(options_.optimizer);
@@ -225,16 +214,6 @@ void Checkpoints::load_states() {
     const auto number = [&](int i) { return static_cast<accum>(scale[i]); };
     optimizer_.set_loss_scale({number(0), number(1), number(2)});
   }
-  const SafetensorsFolder folder(option, options_.load_folder, "optimizer");
-  const std::vector<std::string> names = optimizer_.state_names();
-  std::vector<std::string> names_there = names;
-  std::erase(names_there, master_name);
-  if (has_masters(folder)) names_there.emplace_back(master_name);
-  check_tensors(folder, stored(parameters_, number_type<accum>, names_there));
-  masters_are_loaded_ = has_masters(folder);
-  for (size_t k = 0; k < names.size(); ++k) {
-    if (names[k] != master_name || masters_are_loaded_) load_state(folder, names[k], k);
-  }
   if (ranks_.rank() > 0) return;
   std::string changed = options_.changed;
   if (state.precision != precision_name)
@@ -243,15 +222,33 @@ void Checkpoints::load_states() {
               static_cast<long long>(first_step_), changed.c_str());
 }
 
-// Fills state number k of all shards from the tensors that have this state's name.
-void Checkpoints::load_state(const SafetensorsFolder& folder, const std::string& name, size_t k) {
-  const std::vector<Shard> shards = parameters_.shards();
-  for (size_t i = 0; i < shards.size(); ++i)
-    load_shard(folder, parameters_.ranges(shards[i]), name, options_.model.tied_head,
-               optimizer_.states(i)[k].data, compute_);
+// Fills a shard of the weights, or of a state of them, at `to`. Its padding is zero already.
+template <class T>
+void Checkpoint::load_shard(const SafetensorsFolder& folder, const std::string& state, const Shard& shard,
+                            T* to) {
+  for (const ParameterRange& range : parameters_.ranges(shard)) {
+    StoredTensor tensor = stored(*range.parameter, number_type<T>, state);
+    if (options_.model.tied_head && tensor.name == head_name) tensor.name = embedding_name;
+    load_range(folder.find(tensor.name, tensor.shape), range, to + range.begin_in_shard, compute_);
+  }
 }
 
 // ---- Saving
+
+// Rank 0 makes the folder of --save, and locks it.
+void Checkpoint::make_folder() {
+  refuse_if_failed([&] {
+    if (ranks_.rank() > 0) return;
+    std::error_code error;
+    fs::create_directories(options_.save, error);
+    if (!error && access(options_.save.c_str(), W_OK | X_OK) != 0)
+      error.assign(errno, std::generic_category());
+    require(!error, "--save", options_.save, "a folder that can be written (", error.message(), ")");
+    const std::string other = lock_folder(options_.save, lock_);
+    require(other.empty(), "--save", options_.save, "a folder that no other run saves in (", other, " does)");
+  });
+  buffer_ = PinnedArray<std::byte>(checkpoint_buffer);
+}
 
 void compare_weights(const Parameters& parameters, int64_t steps) {
   if (is_dry_run() || peers().ranks() == 1) return;
@@ -274,20 +271,19 @@ void compare_weights(const Parameters& parameters, int64_t steps) {
   if (const std::string words = difference(mine.str()); !words.empty()) throw RunError(words);
 }
 
-void Checkpoints::after_update(int64_t step) {
+void Checkpoint::after_update(int64_t step) {
   done_ = step + 1;
-  const bool due = options_.save_every > 0 && done_ % options_.save_every == 0;
-  if (!due || done_ == options_.steps) return;  // finish() saves the last one
+  if (!is_due(step) || done_ == options_.steps) return;  // finish() saves the last one
   const std::string error = save();
   if (!error.empty() && ranks_.rank() == 0) std::fprintf(stderr, "%s; the run goes on\n", error.c_str());
 }
 
-void Checkpoints::finish() {
+void Checkpoint::finish() {
   if (done_ == saved_) return;
   if (const std::string error = save(); !error.empty()) throw RunError(error);
 }
 
-std::string Checkpoints::save() {
+std::string Checkpoint::save() {
   if (options_.save.empty()) return {};
   compare_weights(parameters_, done_);
   const bool is_first = ranks_.rank() == 0;
@@ -310,7 +306,7 @@ std::string Checkpoints::save() {
   return {};
 }
 
-std::vector<Checkpoints::File> Checkpoints::files() const {
+std::vector<Checkpoint::File> Checkpoint::files() const {
   File weights{"model.safetensors", stored(parameters_, number_type<real>)};
   File states{"optimizer.safetensors", stored(parameters_, number_type<accum>, optimizer_.state_names())};
   const std::vector<Shard> shards = parameters_.shards();
@@ -328,8 +324,8 @@ std::vector<Checkpoints::File> Checkpoints::files() const {
   return all;
 }
 
-// Writes the elements that this rank counts to their places.
-void Checkpoints::write(const std::string& part, std::vector<File>& files) {
+// Writes the elements that this rank counts, each to its offset in the file.
+void Checkpoint::write(const std::string& part, std::vector<File>& files) {
   const std::vector<Shard> shards = parameters_.shards();
   for (File& file : files) {
     SharedFile on_disk(part + "/" + file.name);
@@ -346,8 +342,8 @@ void Checkpoints::write(const std::string& part, std::vector<File>& files) {
 }
 
 // They follow each other in the shard. In the file, parts of rows have gaps between them.
-void Checkpoints::write_range(const ParameterRange& range, const void* shard, const StoredTensor& tensor,
-                              uint32_t& checksum, SharedFile& file) {
+void Checkpoint::write_range(const ParameterRange& range, const void* shard, const StoredTensor& tensor,
+                             uint32_t& checksum, SharedFile& file) {
   const size_t element = bytes_of(tensor.type);
   const auto* from = static_cast<const std::byte*>(shard) + range.begin_in_shard * element;
   for (const GlobalRuns& runs : global_runs(range)) {
@@ -359,9 +355,9 @@ void Checkpoints::write_range(const ParameterRange& range, const void* shard, co
       while (done < end) {
         const size_t run = done / length, in_run = done % length,
                      size = std::min(length - in_run, end - done);
-        const uint64_t place = (runs.first + run * runs.stride) * element + in_run;
-        file.write(data, size, tensor.begin + place);
-        checksum ^= checksum_part(tensor, place, data, size);
+        const uint64_t offset = (runs.first + run * runs.stride) * element + in_run;
+        file.write(data, size, tensor.begin + offset);
+        checksum ^= checksum_part(tensor, offset, data, size);
         done += size;
         data += size;
       }
@@ -371,14 +367,14 @@ void Checkpoints::write_range(const ParameterRange& range, const void* shard, co
 }
 
 // Copies some of what the optimizer has updated, and waits.
-const std::byte* Checkpoints::to_host(const void* from, size_t bytes) {
+const std::byte* Checkpoint::to_host(const void* from, size_t bytes) {
   CUDA_CHECK(cudaMemcpyAsync(buffer_.data(), from, bytes, cudaMemcpyDeviceToHost, compute_));
   CUDA_CHECK(cudaStreamSynchronize(compute_));
   return buffer_.data();
 }
 
 // Rank 0 makes a checkpoint of what all ranks have written.
-void Checkpoints::complete(const std::string& part, std::vector<File>& files) {
+void Checkpoint::complete(const std::string& part, std::vector<File>& files) {
   for (File& file : files) file.checksums = ranks_.exclusive_or(file.checksums);
   if (ranks_.rank() > 0) return;
   const fs::path folder = part;

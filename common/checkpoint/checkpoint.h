@@ -33,25 +33,24 @@ constexpr size_t checkpoint_buffer = 16 << 20;  // bytes of a rank's pinned memo
 // Element i of an array of numbers of some type. Exact: a double holds the numbers of all types.
 double number_at(NumberType type, const std::byte* array, uint64_t i);
 
-// Sets the weights of this rank's shards: initial values, or what --load or --load-weights reads. Throws
-// UsageError if the checkpoint has not what the model needs.
-void load_or_initialise(const Options& options, Parameters& parameters, cudaStream_t stream);
-
 // Compares checksums of the weights that several ranks hold: hardly a loss shows a wrong bit. Throws RunError
 // where they differ; on rank 0 it names a parameter, and who has what. All ranks call this.
 void compare_weights(const Parameters& parameters, int64_t steps);
 
-class Checkpoints {
+class Checkpoint {
  public:
-  // With --load, sets the optimizer's states. With --save, makes the folder. Throws UsageError. All ranks
-  // construct it, and call each function, at the same steps. `data`: the checksum of --data, which all ranks
-  // must have, and what is loaded, if --data is the same file.
-  Checkpoints(const Options& options, Parameters& parameters, Optimizer& optimizer, cudaStream_t compute,
-              const std::string& data = {});
+  // Loads what --load, --resume or --load-weights names into the weights, which have their initial values,
+  // and into the optimizer's states. With --save, makes the folder. Throws UsageError on all ranks if one can
+  // not use what it finds. All ranks construct it, and call each function, at the same steps. `data`: the
+  // checksum of --data, which all ranks must have, and what is loaded, if --data is the same file.
+  Checkpoint(const Options& options, Parameters& parameters, Optimizer& optimizer, cudaStream_t compute,
+             const std::string& data = {});
 
   int64_t first_step() const { return first_step_; }  // of this run
-  // After the optimizer's step: saves, if this step is one of --save-every. A failure is a line. Throws
-  // RunError if ranks should hold the same weights and do not.
+  // Whether a checkpoint of this step is one of --save-every.
+  bool is_due(int64_t step) const { return options_.save_every > 0 && (step + 1) % options_.save_every == 0; }
+  // After the optimizer's step: saves, if it is due. A failure is a line. Throws RunError if ranks should
+  // hold the same weights and do not.
   void after_update(int64_t step);
   // Saves the last step, also where a signal has ended the run. Throws RunError if that fails, or likewise.
   void finish();
@@ -63,8 +62,11 @@ class Checkpoints {
     std::vector<std::vector<const void*>> arrays = {};  // [shards, this number], on the device
     std::vector<uint32_t> checksums = {};               // [tensors]
   };
-  void load_states();
-  void load_state(const SafetensorsFolder& folder, const std::string& name, size_t k);
+  std::string load();
+  void continue_run();
+  template <class T>
+  void load_shard(const SafetensorsFolder& folder, const std::string& state, const Shard& shard, T* to);
+  void make_folder();
 
   std::string save();  // returns what went wrong, or nothing
   std::vector<File> files() const;
@@ -81,8 +83,7 @@ class Checkpoints {
   const std::string data_;
   const Peers& ranks_ = peers();
   int64_t first_step_ = 0, done_ = 0, saved_ = 0;  // steps
-  bool masters_are_loaded_ = false;
-  std::unique_ptr<SharedFile> lock_;  // of --save, on rank 0
+  std::unique_ptr<SharedFile> lock_;               // of --save, on rank 0
   PinnedArray<std::byte> buffer_;
 };
 

@@ -11,7 +11,7 @@
 #include "checkpoint/shared_file.h"
 #include "device/mapped_file.h"
 #include "options/command_line.h"
-#include "options/words.h"
+#include "options/readable.h"
 
 namespace pentatron {
 namespace {
@@ -281,8 +281,15 @@ void use_checkpoint(CommandLine& line, Options& options) {
   require(resumes || !loads || !loads_weights, "--load-weights", options.load_weights,
           "one of --load and --load-weights");
   if (!resumes && !loads && !loads_weights) return;
-  const std::string option = resumes ? "--resume" : loads ? "--load" : "--load-weights";
-  const std::string folder = resumes ? options.save : loads ? options.load : options.load_weights;
+  std::string option = "--load-weights", folder = options.load_weights;
+  if (loads) {
+    option = "--load";
+    folder = options.load;
+  }
+  if (resumes) {
+    option = "--resume";
+    folder = options.save;
+  }
   const bool continues = option != "--load-weights";
   options.load_folder = find_checkpoint(option, folder, continues ? "trainer_state.json" : "config.json");
   read_model_config(option, options.load_folder, options.model);
@@ -301,12 +308,15 @@ void use_checkpoint(CommandLine& line, Options& options) {
   auto now = texts_of(Json::parse(line.as_json()));
   const std::string difference = model_difference(options.model, saved);
   require(difference.empty(), option, options.load_folder, "the same model; ", difference);
-  options.model.tied_head = saved.tied_head, options.model.remarks = saved.remarks;
+  options.model.tied_head = saved.tied_head;
+  options.model.remarks = saved.remarks;
   for (const std::string& name : training_options) {
     if (continues && now[name] != before[name])
       options.changed += text("; --", name, " is ", now[name], " and was ", before[name]);
   }
-  if (resumes) options.load = folder, options.load_weights.clear();
+  if (!resumes) return;
+  options.load = folder;
+  options.load_weights.clear();
 }
 
 }  // namespace pentatron

@@ -116,8 +116,8 @@ uint32_t crc32_of(const std::byte* data, size_t bytes) {
 }
 
 // crc32_combine moves its first argument by the bytes after it; the second is combined by exclusive or.
-uint32_t checksum_part(const StoredTensor& tensor, uint64_t place, const std::byte* data, size_t bytes) {
-  const uint64_t after = tensor.bytes() - place - bytes;
+uint32_t checksum_part(const StoredTensor& tensor, uint64_t offset, const std::byte* data, size_t bytes) {
+  const uint64_t after = tensor.bytes() - offset - bytes;
   return static_cast<uint32_t>(crc32_combine(crc32_of(data, bytes), 0, static_cast<z_off_t>(after)));
 }
 

@@ -33,9 +33,9 @@ std::string safetensors_header(std::vector<StoredTensor>& tensors);
 
 std::string checksum_text(uint32_t checksum);
 uint32_t crc32_of(const std::byte* data, size_t bytes);
-// What some bytes, which begin at `place` of a tensor, add to its CRC-32. The exclusive or of what all parts
+// What some bytes, which begin at `offset` of a tensor, add to its CRC-32. The exclusive or of what all parts
 // of the tensor add is the CRC-32. So no rank has to see what another one has written.
-uint32_t checksum_part(const StoredTensor& tensor, uint64_t place, const std::byte* data, size_t bytes);
+uint32_t checksum_part(const StoredTensor& tensor, uint64_t offset, const std::byte* data, size_t bytes);
 
 // A tensor in one of several files.
 struct FoundTensor {

@@ -20,14 +20,14 @@ SharedFile::SharedFile(const std::string& path, int flags)
 
 SharedFile::~SharedFile() { close(file_); }
 
-void SharedFile::write(const std::byte* data, size_t bytes, uint64_t place) {
+void SharedFile::write(const std::byte* data, size_t bytes, uint64_t offset) {
   while (bytes > 0) {
-    const ssize_t written = pwrite(file_, data, bytes, static_cast<off_t>(place));
+    const ssize_t written = pwrite(file_, data, bytes, static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
     check_errno(written > 0);
     data += written;
     bytes -= written;
-    place += written;
+    offset += written;
   }
 }
 

@@ -23,7 +23,7 @@ class SharedFile {
   SharedFile(const SharedFile&) = delete;
   SharedFile& operator=(const SharedFile&) = delete;
 
-  void write(const std::byte* data, size_t bytes, uint64_t place);
+  void write(const std::byte* data, size_t bytes, uint64_t offset);
   void flush();  // brings everything to the disk
   int descriptor() const { return file_; }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 namespace pentatron {
 
@@ -43,19 +42,6 @@ constexpr Cost products(int64_t m, int64_t n, int64_t k, int64_t batch, int elem
           .element_bytes = element,
           .result_bytes = out,
           .layer_product = layer_product};
-}
-
-// One launch of several products, at least one. In time they count as if all had the mean sizes.
-inline Cost one_launch(const std::vector<Cost>& of) {
-  const auto n = static_cast<int64_t>(of.size());
-  Cost all = of[0];
-  for (int64_t i = 1; i < n; ++i) {
-    all.bytes += of[i].bytes, all.flops += of[i].flops, all.result_bytes += of[i].result_bytes;
-    all.m += of[i].m, all.n += of[i].n, all.k += of[i].k;
-  }
-  const auto mean = [&](int64_t sum) { return (sum + n - 1) / n; };
-  all.m = mean(all.m), all.n = mean(all.n), all.k = mean(all.k), all.batch = n;
-  return all;
 }
 
 // The sum of all costs declared in this process so far: a function's cost is a difference of two.

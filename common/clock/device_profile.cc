@@ -53,7 +53,12 @@ constexpr Field fields[] = {
 };
 
 constexpr std::string_view other_fields[] = {"name", "as", "description", "framework"};  // of the planner
-constexpr const char* known_profiles = "a name in common/clock/profiles, or ";
+constexpr const char* known_name = "a name in common/clock/profiles";
+
+// A text of the file, which may have line breaks, as JSON has it.
+std::string in_a_line(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
 // The multiprocessors take tiles of the result by turns. Where there are fewer tiles than multiprocessors, a
 // long sum is split into parts. A library chooses tile size and parts, so the best of some choices counts.
@@ -81,10 +86,9 @@ double product_seconds(const DeviceProfile& p, const Cost& c) {
 }  // namespace
 
 double DeviceProfile::flops(int element_bytes) const {
-  return element_bytes == 8   ? flops_fp64
-         : element_bytes == 4 ? flops_fp32
-         : element_bytes == 2 ? flops_bf16
-                              : flops_fp8;
+  if (element_bytes == 8) return flops_fp64;
+  if (element_bytes == 4) return flops_fp32;
+  return element_bytes == 2 ? flops_bf16 : flops_fp8;
 }
 
 double DeviceProfile::seconds(const Cost& cost) const {
@@ -111,15 +115,21 @@ std::string profile_path(const std::string& gpu) {
 
 DeviceProfile load_profile(const std::string& gpu) {
   const std::string path = profile_path(gpu);
-  const MappedFile file("--gpu", path, known_profiles);
+  const MappedFile file("--gpu", path, text(known_name, ", or "));
   const auto json = nlohmann::json::parse(file.text(), nullptr, /*allow_exceptions=*/false);
-  require(json.is_object(), "--gpu", gpu, known_profiles, "a file with such numbers");
+  require(json.is_object(), "--gpu", gpu, known_name, ", or a file with such numbers");
   const bool has_base = json.contains("as") && json["as"].is_string();
   for (const auto& [name, value] : json.items())
     require(std::ranges::count(fields, name, &Field::name) + std::ranges::count(other_fields, name) > 0,
-            "--gpu", gpu, "the fields of common/clock/profiles/h100.json; there is no field \"", name, "\"");
+            "--gpu", gpu, "the fields of common/clock/profiles/h100.json; there is no field ",
+            in_a_line(name));
   DeviceProfile profile = {};
-  if (has_base) profile = load_profile(text(PENTATRON_PROFILES, "/", json["as"].get<std::string>(), ".json"));
+  if (has_base) {
+    const std::string base = json["as"];
+    require(base.find('/') == base.npos, "--gpu", gpu, "\"as\" to be ", known_name, ", not ",
+            in_a_line(base));
+    profile = load_profile(text(PENTATRON_PROFILES, "/", base, ".json"));
+  }
   profile.name = path != gpu ? gpu : json.value("name", std::filesystem::path(gpu).stem().string());
   for (const Field& field : fields) {
     const auto found = json.find(field.name);

@@ -38,12 +38,6 @@ struct DeviceProfile {
   double copy_seconds(double bytes) const { return kernel_seconds + bytes / host_bandwidth; }
 };
 
-// What a program asks of the GPU that the CPU build models.
-struct DeviceConfig {
-  std::string gpu;       // name or file of its profile; empty: h100
-  bool dry_run = false;  // nothing is computed, only counted
-};
-
 // `gpu`: a shipped profile's name, or a file; its path. UsageError if it is unknown.
 std::string profile_path(const std::string& gpu);
 // It may say "as": a shipped profile, whose numbers it takes where it has none. UsageError if it is unknown,

@@ -35,8 +35,10 @@ std::string draw_timeline(const std::vector<Interval>& intervals, double from, d
     for (const auto& seconds_of : cells) {
       const auto longest = std::ranges::max_element(seconds_of, {}, &std::pair<const char, double>::second);
       const double busy = longest == seconds_of.end() ? 0 : longest->second;
-      const bool thin = busy < cell / 2 && longest->first == '#';
-      out << (busy <= cell / 8 ? '.' : thin ? '+' : longest->first);
+      if (busy <= cell / 8)
+        out << '.';
+      else
+        out << (longest->first == '#' && busy < cell / 2 ? '+' : longest->first);
     }
     out << '\n';
   }

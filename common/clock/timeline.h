@@ -10,7 +10,7 @@
 
 namespace pentatron::trace {
 
-// A place in the program's work.
+// Which part of a program's work this is.
 struct Position {
   int64_t step = -1;  // from 0; -1, here and below: none
   int micro_batch = -1, layer = -1;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <string_view>
 
 #include "device/cuda.h"
 
@@ -23,6 +24,15 @@ void check_work_queues(int streams) {
 // A GPU has 8 otherwise, and 32 at most.
 void set_work_queues() { setenv(work_queues, "32", 0); }
 
+cudaDeviceProp this_device() {
+  int device = 0;
+  cudaDeviceProp properties;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+  return properties;
+}
+
+// Without a GPU, what follows is cpu/cuda/device.cc: there it is modelled.
 #ifndef CUDA_CPU
 
 void configure_device(const DeviceConfig& config) {
@@ -36,25 +46,17 @@ double now() {
 }
 void advance_clock(double) {}
 
-#else
-
-void configure_device(const DeviceConfig& config) {
-  if (!config.gpu.empty()) cuda_cpu::set_profile(load_profile(config.gpu));
-  if (config.dry_run) cuda_cpu::set_dry_run();
+double peak_flops(int element_bytes) {
+  const cudaDeviceProp device = this_device();
+  const std::string_view name = device.name;
+  const auto has = [&](const char* part) { return name.find(part) != name.npos; };
+  if (element_bytes != 2) return 0;
+  if (has("A100")) return 312e12;
+  if (!has("H100") && !has("H200")) return 0;
+  if (has("PCIe")) return 756e12;
+  return has("NVL") ? 835e12 : 989.4e12;
 }
-bool is_dry_run() { return cuda_cpu::is_dry_run(); }
-std::string modelled_gpu() { return cuda_cpu::profile().name; }
-double now() { return static_cast<double>(cuda_cpu::clock()) * 1e-9; }
-void advance_clock(double seconds) { cuda_cpu::advance_clock(cuda_cpu::nanoseconds(seconds)); }
 
 #endif
-
-cudaDeviceProp this_device() {
-  int device = 0;
-  cudaDeviceProp properties;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-  return properties;
-}
 
 }  // namespace pentatron

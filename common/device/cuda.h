@@ -8,7 +8,7 @@
 
 #include <string>
 
-#include "clock/device_profile.h"
+#include "device/device_config.h"
 #include "device/errors.h"
 #include "device/trace.h"
 
@@ -34,6 +34,7 @@ void configure_device(const DeviceConfig& config);
 bool is_dry_run();
 // The name of the GPU that is modelled; empty with a real one.
 std::string modelled_gpu();
+inline bool is_modelled() { return !modelled_gpu().empty(); }
 
 // Seconds on the clock by which programs measure: that of the modelled GPU's host; with a real GPU, the
 // wall clock. Where hosts meet, advance_clock sets their modelled clocks to the latest of them.
@@ -41,5 +42,9 @@ double now();
 void advance_clock(double seconds);
 
 cudaDeviceProp this_device();  // what the device of this rank is and can do
+
+// Peak of one device in FLOP/s, of products of such elements. Of a real GPU: its vendor's dense bf16 peak; 0
+// where it is not known, and for other elements.
+double peak_flops(int element_bytes);
 
 }  // namespace pentatron

@@ -30,7 +30,8 @@ UsageError::UsageError(const std::string& option, const std::string& value, cons
     : UsageError(option + ": " + (value.empty() ? "\"\"" : value) + " is not valid; expected " + expected) {}
 
 void at_failure(int rank, const std::vector<std::string>& hosts, void (*end)()) {
-  rank_in_messages = rank, end_other_ranks = end;
+  rank_in_messages = rank;
+  end_other_ranks = end;
   const bool one_host = std::adjacent_find(hosts.begin(), hosts.end(), std::not_equal_to()) == hosts.end();
   host_of_rank = one_host ? std::vector<std::string>() : hosts;
 }

@@ -34,7 +34,8 @@ const char* kernel_name(const void* kernel) {
   return entry->second.c_str();
 }
 
-// Two events time each range. Without a GPU, what follows is cpu/cuda/trace.cc: there the stand-in counts.
+// Two events time each operation. Without a GPU, what follows is cpu/cuda/trace.cc: there the stand-in
+// counts.
 #ifndef CUDA_CPU
 namespace {
 
@@ -84,7 +85,8 @@ Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(
   if (!recording) return;
   interval_ = static_cast<int>(recorded.size());
   Interval interval{here};
-  interval.name = name, interval.bytes = cost.bytes;
+  interval.name = name;
+  interval.bytes = cost.bytes;
   recorded.push_back({interval, stream, record_event(stream), nullptr});
 }
 

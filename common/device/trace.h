@@ -1,8 +1,9 @@
-// Ranges of work on a stream. Nsight always sees their names (NVTX). While a trace is taken, they are
-// also recorded; clock/timeline.h makes a table, a picture or a Chrome trace of them (Perfetto opens it). On
-// a GPU two events time each range; the stand-in counts its time (cpu/cuda/README.md).
+// Operations: work on a stream that has a name and a cost. The profiler Nsight always sees the names (NVTX).
+// While a trace is taken, operations are also recorded; clock/timeline.h makes a table, a picture or a Chrome
+// trace of them (Perfetto opens it). On a GPU two events time each operation. The stand-in counts its time by
+// its cost (cpu/cuda/README.md), so it refuses a kernel that is launched outside of an operation.
 //
-// Recording is a property of the process, because a kernel launch anywhere in it opens a range.
+// Recording is a property of the process, because a kernel launch anywhere in it is an operation.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,14 +16,14 @@
 
 namespace pentatron::trace {
 
-// Until `stop`, every range is recorded. Streams appear under the names given to them.
+// Until `stop`, every operation is recorded. Streams appear under the names given to them.
 void start();
 void stop();
 void name_stream(cudaStream_t stream, std::string name);
 
-inline thread_local Position here;  // this thread's; a range stores a copy
+inline thread_local Position here;  // this thread's; an operation stores a copy
 
-// The work that is issued to `stream` while the range exists, and its cost. `name` outlives the trace.
+// An operation: the work that is issued to `stream` while this object exists. `name` outlives the trace.
 class Range {
  public:
   Range(cudaStream_t stream, const char* name, const Cost& cost = little);

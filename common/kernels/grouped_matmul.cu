@@ -36,6 +36,23 @@ struct Product {
   accum beta;
 };
 
+// One launch of several products, at least one. In time they count as if all had the mean sizes.
+Cost one_launch(const std::vector<Cost>& of) {
+  const auto n = static_cast<int64_t>(of.size());
+  Cost all = of[0];
+  for (int64_t i = 1; i < n; ++i) {
+    all.bytes += of[i].bytes;
+    all.flops += of[i].flops;
+    all.result_bytes += of[i].result_bytes;
+    all.m += of[i].m;
+    all.n += of[i].n;
+    all.k += of[i].k;
+  }
+  const auto mean = [&](int64_t sum) { return (sum + n - 1) / n; };
+  all.m = mean(all.m), all.n = mean(all.n), all.k = mean(all.k), all.batch = n;
+  return all;
+}
+
 // The operands are transposed alike in all products. Those without a result are left out.
 template <class C>
 void grouped_product(const Blas& blas, std::vector<Product<C>> group, Addresses addresses, const char* name) {

@@ -30,7 +30,8 @@ struct Options : TrainingConfig, CommunicationConfig {
   std::string load_folder;  // of the checkpoint, or of the weights
   int save_every = 0;       // steps between two checkpoints; 0: only at the end
   const char* load_option() const {
-    return load.empty() ? "--load-weights" : resume && load == save ? "--resume" : "--load";
+    if (load.empty()) return "--load-weights";
+    return resume && load == save ? "--resume" : "--load";
   }
 
   std::string log_json;  // path; empty: no log
@@ -53,8 +54,7 @@ struct OptionsWith : Options {
 void declare_common(CommandLine& line, Options& options);
 void declare_device(CommandLine& line, DeviceConfig& config);
 void declare_communication(CommandLine& line, CommunicationConfig& config);
-// What a stage adds.
-inline void declare(CommandLine&, Options&) {}
+// What a stage adds: its options.h has a `declare` of its technique.
 template <class TechniqueOptions>
 void declare(CommandLine& line, OptionsWith<TechniqueOptions>& o) {
   declare(line, o, o.technique);

@@ -29,7 +29,25 @@ constexpr int streams_of_nccl = 2;
 #endif
 constexpr bool share_self = streams_of_nccl == 2;
 
-// Combines each value over all ranks.
+// What only NCCL over MPI has: modelled links, of which check_link throws UsageError if it can't read one,
+// and a folded world, of which some members are there; the other ones have -1 for their process.
+#ifdef NCCL_OVER_MPI
+void check_link(const std::string& link) {
+  std::string expected;
+  if (!nccl_mpi::parse_link(link, &expected)) throw UsageError("--link", link, expected);
+}
+void set_present(ncclConfig_t& config, const std::vector<int>& members, const std::vector<int>& processes) {
+  config.world_ranks = members.data();
+  config.processes = processes.data();
+}
+#else
+void check_link(const std::string& link) {
+  throw UsageError("--link", link, "no modelled link with real NCCL; build with NCCL=mpi");
+}
+void set_present(ncclConfig_t&, const std::vector<int>&, const std::vector<int>&) {}
+#endif
+
+// Reduces each value over all ranks.
 template <class T>
 std::vector<T> reduce(Watchdog& watchdog, const std::vector<T>& values, MPI_Datatype type, MPI_Op op) {
   const Watchdog::Call call(watchdog, "MPI_Iallreduce");
@@ -108,8 +126,9 @@ World::World(int* argc, char*** argv) {
   processes_of_device = static_cast<int>(std::count(gpus.begin(), gpus.end(), gpus[rank_]));
   check_versions();
   streams_in_use += streams_of_nccl > 0;  // NCCL's for the order of launches, of all communicators
-  watchdog_ = std::make_unique<Watchdog>(rank_, ranks_);
-  process_ = rank_, processes_ = ranks_;
+  watchdog_ = start_watchdog(rank_, ranks_);
+  process_ = rank_;
+  processes_ = ranks_;
   peers_now = this;
 }
 
@@ -132,7 +151,7 @@ World::~World() {
   if (started_mpi_) MPI_Finalize();
 }
 
-std::string World::places() const {
+std::string World::hosts() const {
   int device = 0;
   CUDA_CHECK(cudaGetDevice(&device));
   const std::vector<std::string> devices = gather(std::to_string(device));
@@ -159,16 +178,12 @@ void World::configure(const CommunicationConfig& config) {
     setenv("NCCL_CPU_RANKS_PER_NODE", std::to_string(config.ranks_per_node).c_str(), true);
   if (config.link.empty()) return;
   setenv("NCCL_CPU_LINK", config.link.c_str(), true);
-#ifdef NCCL_OVER_MPI
-  std::string expected;
-  if (!nccl_mpi::parse_link(config.link, &expected)) throw UsageError("--link", config.link, expected);
-#else
-  throw UsageError("--link", config.link, "no modelled link with real NCCL; build with NCCL=mpi");
-#endif
+  check_link(config.link);
 }
 
 void World::fold(int ranks, const std::vector<int>& present, int stands_for) {
-  rank_ = present[process_], ranks_ = ranks;
+  rank_ = present[process_];
+  ranks_ = ranks;
   stands_for_ = stands_for;
   present_ = present;
 }
@@ -260,11 +275,9 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
   std::ranges::replace(processes, -1, world.process_);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.maxCTAs = most_blocks;
-#ifdef NCCL_OVER_MPI
-  if (!world.present_.empty()) config.world_ranks = members.data(), config.processes = present.data();
-#endif
+  if (!world.present_.empty()) set_present(config, members, present);
   const bool is_shared = share_self && ranks_ == 1;
-  auto number = reinterpret_cast<uint64_t>(this);
+  uint64_t number = ++world.alone_;  // of a group of one member: no other rank asks for it
   if (is_shared) comm_ = world.self_;
   if (comm_ == nullptr) number = join(processes, config);
   if (is_shared) world.self_ = comm_;

@@ -218,7 +218,7 @@ class World : public Peers {
   std::vector<double> sum(const std::vector<double>& values) const override;
   std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& values) const override;
   std::vector<std::string> gather(const std::string& text) const override;
-  std::string places() const override;
+  std::string hosts() const override;
   bool all_arrive(double seconds) const override;
   void end_all(int status) const override { end_all_ranks(status); }
   std::vector<int> all() const { return every(0, ranks_); }
@@ -245,6 +245,7 @@ class World : public Peers {
   bool started_mpi_ = false;
   std::set<Communicator*> communicators_;
   ncclComm_t self_ = nullptr;  // of all groups of one member, if they share one; made with the first of them
+  uint64_t alone_ = 0;         // communicators that this rank has made so far
   std::unique_ptr<Watchdog> watchdog_;
 };
 

@@ -1,5 +1,5 @@
-// The ranks of a run, as far as starting, logging and ending a program need them. No MPI here: 01 is one
-// process, and the command line does not need the ranks.
+// The ranks of a run, as far as starting, logging and ending a program need them: `Peers`, which the World
+// (comm.h) is for several processes. No MPI here: 01 is one process.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "clock/device_profile.h"
+#include "device/device_config.h"
 
 namespace pentatron {
 
@@ -33,7 +33,7 @@ class Peers {
   virtual int ranks() const { return 1; }
   // How many ranks do what this one does: itself, and in a folded world (comm.h) those that are absent.
   virtual int stands_for() const { return 1; }
-  // All ranks call these, in the same order. `largest` and `sum` combine each value over the ranks, absent
+  // All ranks call these, in the same order. `largest` and `sum` reduce each value over the ranks, absent
   // ones included, and `exclusive_or` over those that are there. `gather` returns the texts of all ranks on
   // rank 0. `largest` also sets all modelled clocks to the latest (device/cuda.h).
   virtual std::vector<double> largest(const std::vector<double>& values) const { return values; }
@@ -43,7 +43,7 @@ class Peers {
   virtual bool all_arrive(double /*seconds*/) const { return true; }  // a barrier that gives up: false
   virtual void end_all(int /*status*/) const {}
   // On rank 0 of several hosts: their ranks and GPUs, a line a host. Likewise for all ranks to call.
-  virtual std::string places() const { return {}; }
+  virtual std::string hosts() const { return {}; }
 
   // Device memory in bytes that CUDA, its libraries and NCCL take, beside the tensors: estimates, measured on
   // an H200 with CUDA 13.0. The context, with all kernels that are loaded at the start, comes first.

@@ -46,8 +46,12 @@ trace::Overlap mean_overlap(const std::vector<RankReport>& ranks, int steps) {
   for (const RankReport& rank : ranks) {
     const double share = rank.stands_for / n;
     trace::Overlap part = rank.overlap;
-    part.seconds *= share, part.compute *= share;
-    for (auto& [name, stream] : part.communication) stream.seconds *= share, stream.hidden *= share;
+    part.seconds *= share;
+    part.compute *= share;
+    for (auto& [name, stream] : part.communication) {
+      stream.seconds *= share;
+      stream.hidden *= share;
+    }
     mean += part;
   }
   return mean;

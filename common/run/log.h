@@ -13,7 +13,7 @@
 
 #include "clock/timeline.h"
 #include "model/memory.h"
-#include "options/words.h"
+#include "options/readable.h"
 #include "ranks/peers.h"
 
 namespace pentatron {

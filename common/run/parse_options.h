@@ -18,8 +18,10 @@ ProgramOptions parse_options(int argc, const char* const* argv, std::string_view
   options.attention = attention;
   CommandLine line(description);
   declare_common(line, options);
-  declare(line, options);
-  if constexpr (!std::same_as<ProgramOptions, Options>) declare_communication(line, options);
+  if constexpr (!std::same_as<ProgramOptions, Options>) {  // 01 has no technique
+    declare(line, options);
+    declare_communication(line, options);
+  }
   line.parse(argc, argv);
   use_checkpoint(line, options);
   if (!line.given("--attention"))

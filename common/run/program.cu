@@ -10,14 +10,6 @@
 namespace pentatron {
 namespace {
 
-bool is_modelled() { return !modelled_gpu().empty(); }
-
-// Throws RunError on all ranks if one could not write what an option asks for.
-void require_written(const std::string& option, const std::string& what, bool written) {
-  if (peers().largest({written ? 0.0 : 1.0})[0] > 0)
-    throw RunError(option + ": cannot write " + what + "; is the disk full?");
-}
-
 // What is taken of this rank's GPU, without the tensors; 0 where others use it, too, or where there is none.
 size_t measured_libraries() {
   if (is_modelled() || processes_of_device > 1) return 0;
@@ -27,7 +19,7 @@ size_t measured_libraries() {
 }
 
 void print_banner(const Options& options, const TokenData& data, int64_t parameters, int ranks, int present,
-                  const std::string& places) {
+                  const std::string& hosts) {
   const ModelConfig& m = options.model;
   const cudaDeviceProp device = this_device();
   std::printf("device      %s, %s, %d rank%s", device.name, precision_name, ranks, ranks == 1 ? "" : "s");
@@ -37,7 +29,7 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) std::printf("%-11s %s\n", label, line.c_str());
   };
-  print_lines("host", places);
+  print_lines("host", hosts);
   if (is_modelled()) {
     std::printf("time        modelled for %s GPUs; %s\n", modelled_gpu().c_str(),
                 is_dry_run() ? "a dry run: nothing is computed" : "the losses are computed");
@@ -78,6 +70,11 @@ int run_program(const std::function<void()>& program) try {
   return error.status;
 }
 
+void require_written(const std::string& option, const std::string& what, bool written) {
+  if (peers().largest({written ? 0.0 : 1.0})[0] > 0)
+    throw RunError(option + ": cannot write " + what + "; is the disk full?");
+}
+
 size_t free_device_memory() {
   size_t free = 0, total = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
@@ -105,19 +102,6 @@ MemoryPrediction require_memory(const MemoryPrediction& predicted, int channels_
                    "at most the " + human_bytes(available) + " of device memory that are free");
 }
 
-double peak_flops() {
-#ifdef CUDA_CPU
-  return cuda_cpu::profile().flops(sizeof(real));
-#else
-  const cudaDeviceProp device = this_device();
-  const std::string_view name = device.name;
-  const auto has = [&](const char* part) { return name.find(part) != name.npos; };
-  if (PRECISION != 16) return 0;
-  if (has("H100") || has("H200")) return has("PCIe") ? 756e12 : has("NVL") ? 835e12 : 989.4e12;
-  return has("A100") ? 312e12 : 0;
-#endif
-}
-
 double flops_per_token(const TrainingConfig& training) {
   const ModelConfig& m = training.model;
   const double in_products =
@@ -125,44 +109,40 @@ double flops_per_token(const TrainingConfig& training) {
   return 6 * in_products + 12.0 * m.layers * m.d_model * training.sequence_length;
 }
 
-Run::Run(const Options& options, const TokenData& data, Parameters& parameters, Optimizer& optimizer,
-         StepTotals& totals)
+Run::Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals,
+         Checkpoint& checkpoint)
     : options_(options),
-      totals_(totals),
       trained_(parameters),
-      checkpoints_(options, parameters, optimizer, totals.stream(), data.checksum()),
-      step_(checkpoints_.first_step() - 1) {
+      totals_(totals),
+      checkpoint_(checkpoint),
+      step_(checkpoint.first_step() - 1) {
   if (!options.save.empty()) listen_for_preemption();
   check_work_queues(static_cast<int>(peers_.largest({static_cast<double>(streams_in_use)})[0]));
-  const std::string places = peers_.places();
+  const std::string hosts = peers_.hosts();
   const auto present = static_cast<int>(peers_.gather("").size());  // known on rank 0
   if (peers_.rank() == 0) {
-    log_.emplace(std::cout, RunLog::Config{options.log_json, options.steps, options.log_every,
-                                           flops_per_token(options), peak_flops(), peers_.ranks()});
+    log_.emplace(std::cout,
+                 RunLog::Config{options.log_json, options.steps, options.log_every, flops_per_token(options),
+                                peak_flops(sizeof(real)), peers_.ranks()});
     log_->begin(options.as_json, precision_name);
-    print_banner(options, data, parameters.global_size(), peers_.ranks(), present, places);
+    print_banner(options, data, parameters.global_size(), peers_.ranks(), present, hosts);
   }
   peers_.begin_counting();
   peers_.largest({0});  // all ranks meet here, so their times begin together
-  if (is_modelled()) trace::start();
-  origin_ = begin_ = now();
+  trace_.start();
+  begin_ = now();
   wall_begin_ = std::chrono::steady_clock::now();
 }
 
 bool Run::next_step() {
-  if (step_ >= checkpoints_.first_step()) end_step();
+  if (step_ >= checkpoint_.first_step()) end_step();
   if (preempted_ || step_ + 1 >= options_.steps) {
     while (!issued_.empty()) log_step();
-    checkpoints_.finish();
+    checkpoint_.finish();
     return false;
   }
   ++step_;
-  trace::here = {.step = step_};
-  const bool is_traced = step_ + 1 == options_.steps && (!options_.trace.empty() || options_.profile);
-  if (is_traced && !is_modelled()) {
-    peers_.largest({0});  // all ranks meet here, so their traces begin together
-    trace::start();
-  }
+  trace_.begin_step(step_);
   totals_.reset();
   return true;
 }
@@ -172,9 +152,8 @@ void Run::end_step() {
   const double memory = static_cast<double>(sum_of(memory_peak));
   issued_.push_back({step_, memory, sent_bytes(peers_.traffic())});
   // A save waits for the device anyway. So what is saved has been logged, and has no NaN in it.
-  const bool is_saved = options_.save_every > 0 && (step_ + 1) % options_.save_every == 0;
-  while (issued_.size() > (is_saved ? 0 : 1)) log_step();
-  checkpoints_.after_update(step_);
+  while (issued_.size() > (checkpoint_.is_due(step_) ? 0 : 1)) log_step();
+  checkpoint_.after_update(step_);
 }
 
 // The line has the loss and the norm of the first rank where one of them is NaN or infinite. Rank 0 prints it
@@ -223,44 +202,25 @@ void Run::log_step() {
     const LossScale scale = totals_.host_loss_scale();
     record.scale = {scale.factor, static_cast<int64_t>(scale.skipped)};
   }
-  const double begin = begin_ - origin_, end = begin + largest[0];
-  if (is_modelled()) record.modelled = overlap_of_step(issued.step, begin, end);
+  record.modelled = trace_.end_step(issued.step, begin_, largest[0]);
   if (log_) log_->step(record);
   if (largest[5] > 0) end_at(issued.step, is_finite);
   begin_ += largest[0];
   wall_begin_ = totals_.ended().wall;
 }
 
-// Finds how much communication hid behind compute in the step [from, to), and adds it to the run's.
-// Returns the mean of all ranks.
-trace::Overlap Run::overlap_of_step(int64_t step, double from, double to) {
-  const bool is_second = step_begin_ == 0 && step_end_ > 0;
-  step_begin_ = from, step_end_ = to;
-  // What was taken may run across the border of two steps, or in the next one, which has been issued.
-  std::erase_if(last_step_, [&](const trace::Interval& i) { return i.end <= from && i.step < step; });
-  std::ranges::move(trace::take(), std::back_inserter(last_step_));
-  const trace::Overlap mine = trace::overlap_of(last_step_, from, to);
-  // Means leave out the first step: it waits for nothing that a step before it left running.
-  if (is_second) overlap_ = {};
-  overlap_ += mine;
-  const trace::Overlap::Stream communication = mine.all_communication();
-  const std::vector<double> sums = peers_.sum({mine.compute, communication.seconds, communication.hidden});
-  const double ranks = peers_.ranks();
-  return {to - from, sums[0] / ranks, {{"", {sums[1] / ranks, sums[2] / ranks}}}};
-}
-
 void Run::summarize(const MemoryPrediction& predicted,
                     const std::vector<std::pair<std::string, int>>& layout) {
-  trace::stop();
+  trace_.stop();
   const RankMemory memory = {predicted, memory_peak, peers_.library_bytes(0), measured_libraries()};
-  const std::vector<std::string> reports =
-      peers_.gather(to_text({memory, peers_.traffic(), overlap_, peers_.rank(), peers_.stands_for()}));
+  const std::vector<std::string> reports = peers_.gather(
+      to_text({memory, peers_.traffic(), trace_.overlap(), peers_.rank(), peers_.stands_for()}));
   if (log_) {
     Summary summary{layout, trained_.global_size(), final_loss_, wall_seconds_, {}};
     for (const std::string& report : reports) summary.ranks.push_back(rank_report(report));
     log_->summary(summary);
   }
-  show_last_step();
+  trace_.show(step_);
   require_written("--log-json", options_.log_json, !log_ || log_->is_written());
   compare_weights(trained_, step_ + 1);
   if (preempted_ && step_ + 1 < options_.steps) {
@@ -268,24 +228,6 @@ void Run::summarize(const MemoryPrediction& predicted,
                        std::to_string(options_.steps) + "; with --save " + options_.save +
                        " --resume it goes on",
                    exit_preempted);
-  }
-}
-
-// The picture, --profile, --trace.
-void Run::show_last_step() {
-  if (log_ && step_end_ > step_begin_) {
-    constexpr int width = 96;  // characters
-    std::cout << "\nThe last step of rank 0: f forward, b backward, w weight gradients, o the rest, "
-                 "# communication (+ under half), . an eighth or less\n"
-              << trace::draw_timeline(last_step_, step_begin_, step_end_, width);
-  }
-  if (!is_modelled()) last_step_ = trace::take();
-  std::erase_if(last_step_, [&](const trace::Interval& i) { return i.step != step_; });
-  if (options_.profile && log_ && !last_step_.empty()) trace::print_profile(std::cout, last_step_);
-  if (!options_.trace.empty()) {
-    const std::vector<std::string> events =
-        peers_.gather(trace::chrome_events(last_step_, peers_.rank(), peers_.stands_for()));
-    require_written("--trace", options_.trace, !log_ || trace::write_chrome(options_.trace, events));
   }
 }
 

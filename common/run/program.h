@@ -20,6 +20,7 @@
 #include "model/parameters.h"
 #include "run/log.h"
 #include "run/parse_options.h"
+#include "run/run_trace.h"
 #include "run/totals.h"
 
 namespace pentatron {
@@ -28,13 +29,12 @@ namespace pentatron {
 // input), or a RunError's.
 int run_program(const std::function<void()>& program);
 
+// Throws RunError on all ranks if one could not write what an option asks for.
+void require_written(const std::string& option, const std::string& what, bool written);
+
 class World;  // ranks/comm.h
 int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& program);
 void configure(World& world, const CommunicationConfig& config);
-// Makes the world larger than what is there, where the options ask for that (07).
-inline void fold_world(const Options&, World&) {}
-// Rank 0 prints what the options ask to see instead of training (05, 07). Returns whether they do.
-inline bool show_pictures(const Options&, const Peers&) { return false; }
 
 // main() of a stage: reads the options that `train` takes, and calls it. `attention`: the default of
 // --attention in a CPU build.
@@ -54,8 +54,7 @@ int run_program(int argc, char** argv, std::string_view description,
     auto options = parse_options<ProgramOptions>(argc, argv, description, attention);
     fit_to_ranks(options, peers().ranks());
     configure(world, options);
-    fold_world(options, world);
-    if (!show_pictures(options, peers())) train(options, world);
+    train(options, world);
   });
 }
 
@@ -75,22 +74,18 @@ inline MemoryPrediction predict_memory(const TrainingConfig& config, int data_ra
 // and the smallest memory of any rank.
 MemoryPrediction require_memory(const MemoryPrediction& predicted, int channels_to_come = 0);
 
-// Peak of one device in FLOP/s. Of a modelled GPU: that of products of `real`. Of a real GPU: its
-// vendor's dense bf16 peak; 0 where it is not known or another precision is used.
-double peak_flops();
-
 // Floating-point operations of training on one token, forward and backward: 6 N + 12 L d s. N leaves out
 // the embedding table, and what a token does not use. Recomputed operations do not count.
 // Attention is not halved for causality.
 double flops_per_token(const TrainingConfig& training);
 
-// A run from its first step to its summary. It times the steps, writes the log and the trace, and loads and
-// saves checkpoints. A step is logged when the next one has been issued: then the device has work while the
-// host waits for the loss.
+// A run from its first step to its summary: it times and logs the steps, and says when they are saved. A step
+// is logged when the next one has been issued: then the device has work while the host waits for the loss.
+// What it does with traces is in run_trace.h, and with signals in checkpoint/preemption.h.
 class Run {
  public:
-  Run(const Options& options, const TokenData& data, Parameters& parameters, Optimizer& optimizer,
-      StepTotals& totals);
+  Run(const Options& options, const TokenData& data, const Parameters& parameters, StepTotals& totals,
+      Checkpoint& checkpoint);
 
   // Ends a step, all of whose work has been issued: sends its totals, and saves a checkpoint if one is due.
   // Then begins the next one, and returns true; or, after the last one or if a signal has asked the run to
@@ -109,14 +104,12 @@ class Run {
   // NaN or infinite on a rank. (In fp16 the loss scale takes care of that.)
   void log_step();
   [[noreturn]] void end_at(int64_t step, bool is_finite);  // a step with NaN or infinity
-  trace::Overlap overlap_of_step(int64_t step, double from, double to);
-  void show_last_step();
 
   const Options& options_;
   Peers& peers_ = peers();
-  StepTotals& totals_;
   const Parameters& trained_;
-  Checkpoints checkpoints_;
+  StepTotals& totals_;
+  Checkpoint& checkpoint_;
   int64_t step_;
   bool preempted_ = false;
   std::optional<RunLog> log_;  // on rank 0
@@ -130,12 +123,8 @@ class Run {
 
   std::chrono::steady_clock::time_point wall_begin_;
   double wall_seconds_ = 0, final_loss_ = NAN, sent_bytes_ = 0;
-  double origin_ = 0, begin_ = 0;  // now(), in s, when the trace began and when the last step was logged
-  // With modelled time only: the overlap of the steps from the second on (of the first where there is no
-  // other), and when the last step was, in s since origin_.
-  trace::Overlap overlap_;
-  double step_begin_ = 0, step_end_ = 0;
-  std::vector<trace::Interval> last_step_;
+  double begin_ = 0;  // now(), in s, when the last step ended that has been logged
+  RunTrace trace_{options_};
 };
 
 // The text that a trained model writes: options.sample tokens after token 10, a line break in bytes, each

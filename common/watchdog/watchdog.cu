@@ -1,16 +1,36 @@
+// The watchdog is a thread of every process. It watches the operations issued so far, and the call that the
+// host is in. When the oldest unfinished one stays the same for too long, the thread asks all ranks for their
+// last operations. It prints them, says which rank holds up the others (suspects.h), and aborts every rank.
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
+#include <deque>
 #include <iomanip>
+#include <mutex>
+#include <optional>
 #include <set>
 #include <sstream>
-#include <vector>
+#include <thread>
 
-#include "device/cuda.h"
+#include "device/tensor.h"
 #include "ranks/mpi_wait.h"
 #include "ranks/watch.h"
 #include "watchdog/suspects.h"
 
 namespace pentatron {
+
+// A communicator and how many operations this rank has issued to it.
+struct Watchdog::Watched {
+  std::string name;
+  uint64_t number;
+  std::vector<int> members;
+  ncclComm_t communicator;  // null when it has been removed
+  std::atomic<int64_t> issued = 0;
+};
+
 namespace {
 
 constexpr int tag_question = 1, tag_answer = 2;
@@ -47,9 +67,70 @@ std::string verdict(const std::vector<RankState>& states) {
   return text;
 }
 
-}  // namespace
+class WatchdogThread : public Watchdog {
+ public:
+  WatchdogThread(int rank, int ranks);
+  ~WatchdogThread() override;
 
-Watchdog::Watchdog(int rank, int ranks) : rank_(rank), ranks_(ranks) {
+  void set_timeout(double seconds) override { timeout_ = seconds; }
+  // What `add` returns lives as long as this object.
+  Watched* add(const std::string& name, uint64_t number, const std::vector<int>& members,
+               ncclComm_t communicator) override;
+  void remove(Watched* communicator) override;
+  void begin(cudaStream_t stream) override;
+  void note(const char* operation, Watched* communicator, size_t elements, int peer) override;
+  void end(cudaStream_t stream) override;
+
+ private:
+  void begin_call(const char* name) override {
+    called_ = now();
+    call_ = name;
+  }
+  void end_call() override {
+    call_ = nullptr;
+    ++calls_;
+  }
+
+  // One operation. The host writes slots and never reads what the thread finds out. The host must learn
+  // about the device only by events and synchronisation; otherwise a forgotten one could go unnoticed.
+  struct Slot {
+    std::atomic<int64_t> sequence = -1;
+    std::atomic<const char*> operation = nullptr;
+    std::atomic<const Watched*> communicator = nullptr;
+    std::atomic<int64_t> number = 0;  // in the communicator
+    std::atomic<size_t> elements = 0;
+    std::atomic<int> peer = -1;      // of a send or receive, in the communicator
+    std::atomic<double> issued = 0;  // seconds since the start
+    std::atomic<int64_t> first = 0;  // of its group
+    Event reached, done;
+  };
+  static constexpr int64_t kept = 64;  // operations
+
+  void watch(const std::stop_token& stop);
+  std::string waits_for() const;
+  RankState state();
+  std::string error();
+  void answer_questions();
+  void ask_and_abort(const std::string& reason);
+  double now() const;
+
+  int rank_, ranks_, device_ = 0;
+  std::atomic<double> timeout_ = 300;  // seconds
+  std::array<Slot, kept> slots_;
+  std::atomic<int64_t> issued_ = 0;
+  int64_t noted_ = 0;                        // issued, or in the open group
+  std::atomic<const char*> call_ = nullptr;  // the call that the host is in
+  std::atomic<double> called_ = 0;           // when it began; seconds since the start
+  std::atomic<int64_t> calls_ = 0;           // calls that the host has returned from
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::optional<double> asked_;  // when a lower rank asked, which reports for all; seconds since the start
+  std::mutex mutex_;             // guards communicators_
+  std::deque<Watched> communicators_;
+  std::condition_variable_any stopped_;
+  std::jthread thread_;
+};
+
+WatchdogThread::WatchdogThread(int rank, int ranks) : rank_(rank), ranks_(ranks) {
   MPI_Request copied;
   MPI_CHECK(MPI_Comm_idup(MPI_COMM_WORLD, &watchdogs, &copied));
   wait(copied);
@@ -58,19 +139,19 @@ Watchdog::Watchdog(int rank, int ranks) : rank_(rank), ranks_(ranks) {
   thread_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
 }
 
-Watchdog::~Watchdog() {
+WatchdogThread::~WatchdogThread() {
   thread_ = {};  // stops it
   watching = false;
   MPI_Comm_free(&watchdogs);
 }
 
-void Watchdog::begin(cudaStream_t stream) {
+void WatchdogThread::begin(cudaStream_t stream) {
   Slot& slot = slots_[noted_ % kept];
   slot.sequence = -1;  // being written
   slot.reached.record(stream);
 }
 
-void Watchdog::note(const char* operation, Watched* communicator, size_t elements, int peer) {
+void WatchdogThread::note(const char* operation, Watched* communicator, size_t elements, int peer) {
   Slot& slot = slots_[noted_++ % kept];
   slot.sequence = -1;
   slot.first = issued_.load();
@@ -82,7 +163,7 @@ void Watchdog::note(const char* operation, Watched* communicator, size_t element
   slot.issued = now();
 }
 
-void Watchdog::end(cudaStream_t stream) {
+void WatchdogThread::end(cudaStream_t stream) {
   for (int64_t i = std::max(issued_.load(), noted_ - kept); i < noted_; ++i) {
     slots_[i % kept].done.record(stream);
     slots_[i % kept].sequence = i;
@@ -90,13 +171,13 @@ void Watchdog::end(cudaStream_t stream) {
   issued_ = noted_;
 }
 
-double Watchdog::now() const {
+double WatchdogThread::now() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }
 
 // What the run waits for, if anything: the oldest unfinished operation or, if there is none, a call of the
 // host.
-std::string Watchdog::waits_for() const {
+std::string WatchdogThread::waits_for() const {
   const int64_t issued = issued_;
   for (int64_t i = std::max<int64_t>(0, issued - kept); i < issued; ++i) {
     if (cudaEventQuery(slots_[i % kept].done) == cudaErrorNotReady) return "operation " + std::to_string(i);
@@ -104,25 +185,19 @@ std::string Watchdog::waits_for() const {
   return call_ != nullptr ? "call " + std::to_string(calls_) : "";
 }
 
-Watchdog::Watched* Watchdog::add(const std::string& name, uint64_t number, const std::vector<int>& members,
-                                 ncclComm_t communicator) {
+Watchdog::Watched* WatchdogThread::add(const std::string& name, uint64_t number,
+                                       const std::vector<int>& members, ncclComm_t communicator) {
   std::lock_guard lock(mutex_);
   return &communicators_.emplace_back(name, number, members, communicator);
 }
 
-void Watchdog::remove(Watched* communicator) {
+void WatchdogThread::remove(Watched* communicator) {
   std::lock_guard lock(mutex_);
   communicator->communicator = nullptr;
 }
 
-void end_after_failure() {
-  call_has_failed = true;
-  if (watching) std::this_thread::sleep_for(std::chrono::duration<double>(2 * patience));
-  end_all_ranks(1);
-}
-
 // What NCCL says of a communicator that has failed.
-std::string Watchdog::error() {
+std::string WatchdogThread::error() {
   std::lock_guard lock(mutex_);
   for (const Watched& w : communicators_) {
     if (w.communicator == nullptr) continue;
@@ -135,7 +210,7 @@ std::string Watchdog::error() {
   return {};
 }
 
-void Watchdog::watch(const std::stop_token& stop) {
+void WatchdogThread::watch(const std::stop_token& stop) {
   CUDA_CHECK(cudaSetDevice(device_));  // a new thread would allocate memory on device 0
   std::string oldest;
   double since = now();
@@ -148,7 +223,10 @@ void Watchdog::watch(const std::stop_token& stop) {
     answer_questions();
     std::string reason = error();
     const std::string seen = waits_for();
-    if (seen != oldest || seen.empty()) oldest = seen, since = now();
+    if (seen != oldest || seen.empty()) {
+      oldest = seen;
+      since = now();
+    }
     if (now() - since > timeout_) reason = text("nothing has moved for ", timeout_.load(), " s");
     if (call_has_failed) reason = "a call has failed";
     if (!reason.empty() && !asked_) ask_and_abort(reason);
@@ -157,7 +235,7 @@ void Watchdog::watch(const std::stop_token& stop) {
 }
 
 // What this rank knows, and a report of its last operations, the newest last, one a line.
-RankState Watchdog::state() {
+RankState WatchdogThread::state() {
   constexpr int64_t shown = 6;
   const char* const call = call_;
   const int64_t issued = issued_;
@@ -194,7 +272,7 @@ RankState Watchdog::state() {
   return state;
 }
 
-void Watchdog::answer_questions() {
+void WatchdogThread::answer_questions() {
   MPI_Status status;
   while (arrived(tag_question, status)) {
     MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, tag_question, watchdogs, MPI_STATUS_IGNORE);
@@ -207,7 +285,7 @@ void Watchdog::answer_questions() {
   }
 }
 
-void Watchdog::ask_and_abort(const std::string& reason) {
+void WatchdogThread::ask_and_abort(const std::string& reason) {
   for (int peer = 0; peer < ranks_; ++peer) {
     MPI_Request request;
     if (peer != rank_) MPI_Isend(nullptr, 0, MPI_BYTE, peer, tag_question, watchdogs, &request);
@@ -239,6 +317,18 @@ void Watchdog::ask_and_abort(const std::string& reason) {
   const bool all_answer = std::ranges::all_of(states, &RankState::answers);
   if (!call_has_failed || !all_answer) std::fputs(text.str().c_str(), stderr);
   std::this_thread::sleep_for(std::chrono::seconds(1));  // after MPI_Abort mpirun passes on no more output
+  end_all_ranks(1);
+}
+
+}  // namespace
+
+std::unique_ptr<Watchdog> start_watchdog(int rank, int ranks) {
+  return std::make_unique<WatchdogThread>(rank, ranks);
+}
+
+void end_after_failure() {
+  call_has_failed = true;
+  if (watching) std::this_thread::sleep_for(std::chrono::duration<double>(2 * patience));
   end_all_ranks(1);
 }
 

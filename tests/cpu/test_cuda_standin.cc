@@ -21,6 +21,7 @@
 
 #include "../catch.h"
 #include "cuda_cpu.h"
+#include "device/trace.h"
 
 // ---- Kernels ----------------------------------------------------------------------------------------------
 
@@ -141,6 +142,7 @@ struct Gate {
       std::_Exit(2);
     }
     *flag.pointer = 0;
+    cuda_cpu::describe({});
     cudaLaunchConfig_t config{};
     config.stream = stream;
     REQUIRE(cudaLaunchKernelEx(&config, wait_for_host, flag.pointer) == cudaSuccess);
@@ -150,6 +152,7 @@ struct Gate {
 };
 
 cudaLaunchConfig_t config_of(dim3 grid, dim3 block, cudaStream_t stream, size_t shared_bytes = 0) {
+  cuda_cpu::describe({});  // this thread's kernels take no time
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
@@ -721,6 +724,22 @@ TEST_CASE("launches that CUDA refuses are refused", "[standin]") {
   CHECK(status(1, 1, 227 * 1024 + 1) == cudaErrorInvalidValue);
   CHECK(cudaGetLastError() == cudaErrorInvalidValue);
   CHECK(cudaPeekAtLastError() == cudaSuccess);
+}
+
+TEST_CASE("a kernel of which nobody has said what it costs is refused", "[standin]") {
+  Stream stream;
+  DeviceArray<float> x(1);
+  const cudaLaunchConfig_t config = config_of(1, 1, stream);
+  const auto launch_store = [&] { return cudaLaunchKernelEx(&config, store, x.pointer, 1.0f); };
+  const cuda_cpu::Description before = cuda_cpu::describe({.label = {}, .is_said = false});
+  CHECK(launch_store() == cudaErrorNotPermitted);
+  {
+    const pentatron::trace::Range range(stream, "store");
+    CHECK(launch_store() == cudaSuccess);
+  }
+  CHECK(launch_store() == cudaErrorNotPermitted);
+  CHECK(cudaGetLastError() == cudaErrorNotPermitted);
+  cuda_cpu::describe(before);
 }
 
 TEST_CASE("a block's shared memory is NaN when it starts", "[standin]") {

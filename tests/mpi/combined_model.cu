@@ -50,7 +50,7 @@ void CombinedModel::update(int64_t step) {
 
 Seams CombinedModel::initialised() {
   const Seams all = {{dense.get(), experts.get()}, &tensor_parallel, attention.get(), &feed_forward};
-  load_or_initialise(options, parameters, compute);
+  parameters.initialise(options.seed, compute);
   for (UnitHooks* hooks : all.hooks) hooks->weights_changed();
   return all;
 }

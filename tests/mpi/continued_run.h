@@ -50,17 +50,18 @@ inline Trained train(const CombinedCase& c, World& world, const std::string& sav
   with.options.load = with.options.load_folder = load;
   with.options.as_json = "{}";
   CombinedModel model(with, world);
-  Checkpoints checkpoints(model.options, model.parameters, model.optimizer, model.compute);
+  Checkpoint checkpoint(model.options, model.parameters, model.optimizer, model.compute);
+  for (UnitHooks* hooks : model.seams.hooks) hooks->weights_changed();
   Trained result;
-  for (int64_t step = checkpoints.first_step(); step < c.options.steps; ++step) {
+  for (int64_t step = checkpoint.first_step(); step < c.options.steps; ++step) {
     model.accumulate(batches_of_step(c.options, static_cast<int>(step)));
     model.optimizer.step(step, model.totals.norm_squared());
     for (UnitHooks* hooks : model.seams.hooks) hooks->weights_changed();
-    checkpoints.after_update(step);  // before the host has waited for the update
+    checkpoint.after_update(step);  // before the host has waited for the update
     model.totals.wait();
     result.losses.push_back(model.totals.host_loss());
   }
-  checkpoints.finish();
+  checkpoint.finish();
   result.weights = gather_parameters(world, model.parameters, Content::weights, model.compute);
   const std::filesystem::path last =
       std::filesystem::path(save) / ("step_00000" + std::to_string(c.options.steps));

@@ -27,7 +27,8 @@ std::string end_of_run(const Spoil& spoil) {
   std::streambuf* const terminal = std::cout.rdbuf(log.rdbuf());
   std::string line;
   try {
-    Run run(options, data, parameters, optimizer, totals);
+    Checkpoint checkpoint(options, parameters, optimizer, compute);
+    Run run(options, data, parameters, totals, checkpoint);
     while (run.next_step()) {
       if (run.step() == 1) spoil(totals, compute);
     }

@@ -215,9 +215,9 @@ TEST_CASE("07: master weights keep all digits of weights that are loaded alone",
   c.options.save = to;
   c.options.as_json = "{}";
   CombinedModel model(c, world);
-  Checkpoints checkpoints(model.options, model.parameters, model.optimizer, model.compute);
-  checkpoints.after_update(0);
-  checkpoints.finish();
+  Checkpoint checkpoint(model.options, model.parameters, model.optimizer, model.compute);
+  checkpoint.after_update(0);
+  checkpoint.finish();
   if (world.rank() > 0) return;
   const SafetensorsFolder given("--load", from, "model"), kept("--load", to + "/step_000001", "optimizer");
   for (const Parameter& p : model.parameters.all()) {
@@ -240,9 +240,9 @@ TEST_CASE("07: a second run in a folder is refused, and a folder that disappears
   c.options.steps = 1;
   c.options.as_json = "{}";
   CombinedModel model(c, world);
-  std::optional<Checkpoints> first, second;
-  const auto make = [&](std::optional<Checkpoints>& checkpoints) {
-    checkpoints.emplace(model.options, model.parameters, model.optimizer, model.compute);
+  std::optional<Checkpoint> first, second;
+  const auto make = [&](std::optional<Checkpoint>& checkpoint) {
+    checkpoint.emplace(model.options, model.parameters, model.optimizer, model.compute);
   };
   const auto complaint = [](const auto& work) {
     try {
@@ -351,7 +351,7 @@ TEST_CASE("07: weights that differ between ranks are not saved", "[07][checkpoin
   c.options.save_every = 1;
   c.options.as_json = "{}";
   CombinedModel model(c, world);
-  Checkpoints checkpoints(model.options, model.parameters, model.optimizer, model.compute);
+  Checkpoint checkpoint(model.options, model.parameters, model.optimizer, model.compute);
   if (world.rank() == 1) flip_bit(model.parameters, "lm_head.weight");
   const auto status = [](const auto& work) {
     try {
@@ -361,8 +361,8 @@ TEST_CASE("07: weights that differ between ranks are not saved", "[07][checkpoin
     }
     return 0;
   };
-  CHECK(status([&] { checkpoints.after_update(0); }) == 1);
-  CHECK(status([&] { checkpoints.finish(); }) == 1);
+  CHECK(status([&] { checkpoint.after_update(0); }) == 1);
+  CHECK(status([&] { checkpoint.finish(); }) == 1);
   CHECK(!std::filesystem::exists(folder.path() + "/step_000001"));
 }
 
@@ -399,9 +399,9 @@ TEST_CASE("07: a save takes at most 32 MiB of memory, however large the model is
   std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
   const int64_t before = status_of_process("VmRSS");
   {
-    Checkpoints checkpoints(model.options, model.parameters, model.optimizer, model.compute);
-    checkpoints.after_update(0);
-    checkpoints.finish();
+    Checkpoint checkpoint(model.options, model.parameters, model.optimizer, model.compute);
+    checkpoint.after_update(0);
+    checkpoint.finish();
   }
   const int64_t most = status_of_process("VmHWM") - before;
   CAPTURE(most);

@@ -131,12 +131,12 @@ TEST_CASE("of two hosts each has a line with its ranks and their GPUs", "[02][st
   const int p = mpi_tests::ranks(), last = p - 1;
   host = mpi_tests::rank() == last ? "node-b" : "node-a";
   setenv("CUDA_CPU_DEVICES", "2", 1);
-  const std::string places = World(nullptr, nullptr).places();
+  const std::string hosts = World(nullptr, nullptr).hosts();
   std::string ranks, gpus;  // of node-a
   for (int rank = 0; rank < last; ++rank) ranks += text(' ', rank), gpus += text(' ', rank % 2);
   const std::string expected =
       text("node-a: ranks", ranks, " on GPUs", gpus, "\nnode-b: ranks ", last, " on GPUs 0\n");
-  CHECK(places == (mpi_tests::rank() == 0 && p > 1 ? expected : ""));  // of one host nothing is said
+  CHECK(hosts == (mpi_tests::rank() == 0 && p > 1 ? expected : ""));  // of one host nothing is said
   host.clear();
   unsetenv("CUDA_CPU_DEVICES");
   CUDA_CHECK(cudaSetDevice(0));

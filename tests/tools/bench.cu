@@ -442,7 +442,8 @@ void bench_profile() {
   set("attention_blocks", device.multiProcessorCount);
   set("memory_bandwidth", ceilings.bytes_a_second);
   set("memory_achievable", 1);
-  const double flops = peak_flops() > 0 ? peak_flops() : load_profile("h100").flops(sizeof(real));
+  const double known = peak_flops(sizeof(real)),
+               flops = known > 0 ? known : load_profile("h100").flops(sizeof(real));
   set(PRECISION == 64 ? "flops_fp64" : PRECISION == 32 ? "flops_fp32" : "flops_bf16", flops);
   set("product_achievable", ceilings.flops / flops);
   if (can_run_tensor_core_attention()) {

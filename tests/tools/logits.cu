@@ -20,7 +20,9 @@ void write_logits(const Options& options) {
   Parameters parameters;
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   parameters.allocate();
-  load_or_initialise(options, parameters, compute);
+  parameters.initialise(options.seed, compute);
+  Optimizer optimizer(options, parameters, compute);
+  const Checkpoint checkpoint(options, parameters, optimizer, compute);
   Transformer model(options, ids, parameters, options.sequence_length,
                     {{}, &region, &attention, &feed_forward}, compute);
   const auto activations = model.make_activations(whole_model(options.model));

@@ -72,8 +72,10 @@ void pay_for_launch();
 struct Description {
   pentatron::trace::Label label;
   int64_t nanoseconds = 0;
+  bool is_said = true;  // false: nothing, as at first; then a kernel would take no time, and is refused
 };
 Description describe(const Description& description);
+bool is_described();
 // Labels what has a name of its own where nothing was described: copies. Null: nobody.
 void set_labeller(pentatron::trace::Label (*label_of)(const char* name));
 

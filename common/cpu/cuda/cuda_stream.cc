@@ -117,7 +117,7 @@ class RecordingPointer {
 
 thread_local constinit bool on_stream_thread = false;
 thread_local constinit cudaStream_t current_stream = nullptr;  // whose operation this thread runs
-thread_local constinit cuda_cpu::Description description;
+thread_local constinit cuda_cpu::Description description{.label = {}, .is_said = false};
 pentatron::trace::Label (*labeller)(const char* name) = nullptr;
 thread_local constinit cudaError_t last_error = cudaSuccess;
 
@@ -469,6 +469,7 @@ void pay_for_launch() { advance_clock(clock() + nanoseconds(profile().launch_sec
 void set_labeller(pentatron::trace::Label (*label_of)(const char* name)) { labeller = label_of; }
 
 Description describe(const Description& next) { return std::exchange(description, next); }
+bool is_described() { return description.is_said; }
 
 void log_activity(Activity activity) { log_on(current_stream, std::move(activity)); }
 

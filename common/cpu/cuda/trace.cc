@@ -1,5 +1,5 @@
-// The ranges of device/trace.h: the time that the stand-in counts for each, and the label that it keeps of
-// it.
+// The operations of device/trace.h: the time that the stand-in counts for each, and the label that it keeps
+// of it.
 #include "device/trace.h"
 
 #include <map>
@@ -12,7 +12,7 @@ namespace {
 bool recording = false;
 std::map<cudaStream_t, std::string> stream_names;
 int64_t origin = 0;                        // time zero, in nanoseconds
-std::vector<cuda_cpu::Description> outer;  // of the ranges that are open
+std::vector<cuda_cpu::Description> outer;  // of the operations that are open
 
 }  // namespace
 
@@ -48,8 +48,13 @@ std::vector<Interval> take() {
   for (const cuda_cpu::Activity& a : cuda_cpu::take_activities()) {
     const auto seconds = [](int64_t time) { return static_cast<double>(time - origin) * 1e-9; };
     Interval i{a.label};  // its position
-    i.name = a.label.name, i.stream = stream_names[a.stream], i.bytes = a.label.bytes;
-    i.begin = seconds(a.begin), i.end = seconds(a.end), i.id = a.id, i.waited_for = a.waited_for;
+    i.name = a.label.name;
+    i.stream = stream_names[a.stream];
+    i.bytes = a.label.bytes;
+    i.begin = seconds(a.begin);
+    i.end = seconds(a.end);
+    i.id = a.id;
+    i.waited_for = a.waited_for;
     for (const Message& m : a.messages) {
       (m.sent ? i.sent : i.received).push_back(m.number);
       if (m.sent && i.name == "group") i.bytes += m.bytes;

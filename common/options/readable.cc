@@ -1,4 +1,4 @@
-#include "options/words.h"
+#include "options/readable.h"
 
 #include <algorithm>
 #include <array>
@@ -21,7 +21,8 @@ static std::string human(double value, double base, const std::array<const char*
     value /= base;
     ++unit;
   }
-  return formatted(unit == 0 ? "%.0f" : value < 9.995 ? "%.2f" : "%.1f", value) + units[unit];
+  const char* const digits = value < 9.995 ? "%.2f" : "%.1f";
+  return formatted(unit == 0 ? "%.0f" : digits, value) + units[unit];
 }
 
 std::string human_bytes(double bytes) {
