@@ -7,6 +7,7 @@
 #include "run/program.h"
 #include "run/totals.h"
 #include "zero.h"
+#include "zero_memory.h"
 
 using namespace pentatron;
 
@@ -26,8 +27,7 @@ void train(const OptionsWith<ZeroOptions>& options, World& world) {
   Communicator data_ranks(world, world.all(), "data");
   Communicator all_shards(world, every(shard_group * shards, shards), "shards");
   Communicator same_shard(world, every(shard, world.ranks() / shards, shards), "same shard");
-  const MemoryPrediction predicted = require_memory(predict_memory(
-      options, world.ranks(), {.replicas = {shards}, .sharded_states = options.technique.zero_stage}));
+  const MemoryPrediction predicted = require_memory(zero_memory(options, options.technique, world.ranks()));
   Zero zero(options.technique.zero_stage, parameters.group(), all_shards, same_shard, compute);
   load_or_initialise(options, parameters, compute);
   zero.weights_changed();
