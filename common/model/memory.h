@@ -22,10 +22,10 @@ Columns columns_of(const ModelConfig& model, int tensor_ranks = 1);
 struct AttentionMemory {
   size_t kept, shared;
 };
-// Of whole sequences.
+// Those of a rank that has whole sequences, and these columns.
 AttentionMemory attention_memory(const TrainingConfig& config, const Columns& c);
 
-// One layer's MLP.
+// What one layer's MLP takes.
 struct FeedForwardMemory {
   int64_t parameters;      // elements
   size_t kept, gradients;  // bytes of FeedForwardTensors and FeedForwardGradients (seams.h), of a micro-batch
@@ -59,7 +59,7 @@ struct RankShare {
 
 // Elements of a unit with the padding that gives each replica an equal shard (parameters.h).
 size_t padded(size_t elements, int replicas);
-// Weights, gradients and optimizer states of units of these sizes.
+// Bytes of the weights, gradients and optimizer states of units of these sizes.
 MemoryBytes parameter_memory(const TrainingConfig& config, const std::vector<size_t>& units);
 
 // Bytes by purpose. resident: of the whole run. unit_buffers: of whole units, where the resident are shards.
