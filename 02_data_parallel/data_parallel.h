@@ -9,6 +9,8 @@
 // Only a step's last micro-batch synchronises. Those before it add to the same gradients.
 #pragma once
 
+#include "model/batch.h"
+#include "model/memory.h"
 #include "model/seams.h"
 #include "options.h"
 #include "ranks/comm.h"
@@ -71,5 +73,12 @@ class DataParallel : public UnitHooks {
   Communicator& data_;
   cudaStream_t compute_;
 };
+
+// What predict_memory (memory.h) needs of one of `ranks` data ranks.
+inline RankShare data_parallel_share(RankShare share, const DataParallelOptions&, int ranks) {
+  share.micro_batches = micro_batches_of_a_rank(share.config, ranks);
+  share.replicas *= ranks;
+  return share;
+}
 
 }  // namespace pentatron

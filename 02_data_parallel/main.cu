@@ -23,7 +23,7 @@ void train(const OptionsWith<DataParallelOptions>& options, World& world) {
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   Communicator data_ranks(world, world.all(), "data");
   const MemoryPrediction predicted =
-      require_memory(predict_memory(options, world.ranks(), {.replicas = {world.ranks()}}));
+      require_memory(predict_memory(data_parallel_share(options, options.technique, world.ranks())));
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   DataParallel data_parallel(options.technique, parameters.group(), data_ranks, compute);

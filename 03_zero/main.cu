@@ -8,6 +8,7 @@
 #include "run/program.h"
 #include "run/totals.h"
 #include "zero.h"
+#include "zero_memory.h"
 
 using namespace pentatron;
 
@@ -27,8 +28,7 @@ void train(const OptionsWith<ZeroOptions>& options, World& world) {
   Communicator data_ranks(world, world.all(), "data");
   Communicator all_shards(world, every(shard_group * shards, shards), "shards");
   Communicator same_shard(world, every(shard, world.ranks() / shards, shards), "same shard");
-  const MemoryPrediction predicted = require_memory(predict_memory(
-      options, world.ranks(), {.replicas = {shards}, .sharded_states = options.technique.zero_stage}));
+  const MemoryPrediction predicted = require_memory(zero_memory(options, options.technique, world.ranks()));
   Zero zero(options.technique.zero_stage, parameters.group(), all_shards, same_shard, compute);
   parameters.initialise(options.seed, compute);
   const Seams seams = {{&zero}, &region, &attention, &feed_forward};

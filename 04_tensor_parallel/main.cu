@@ -22,10 +22,9 @@ void train(const OptionsWith<TensorParallelOptions>& options, World& world) {
   Parameters parameters({.tensor_rank = world.rank(), .tensor_ranks = world.ranks()});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   Communicator tensor_ranks(world, world.all(), "tensor", tensor_blocks);
-  const MemoryPrediction predicted = require_memory(
-      predict_memory(options, 1, tensor_parallel_share(options, options.technique, world.ranks())));
-  TensorParallel tensor_parallel(options, options.technique, rows_of(options, {}).inside, tensor_ranks,
-                                 compute);
+  const MemoryPrediction predicted =
+      require_memory(predict_memory(tensor_parallel_share(options, options.technique, world.ranks())));
+  TensorParallel tensor_parallel(options, options.technique, options.rows(), tensor_ranks, compute);
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   const Seams seams = {{}, &tensor_parallel, &attention, &feed_forward};

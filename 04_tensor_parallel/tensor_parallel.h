@@ -235,15 +235,16 @@ class TensorParallel : public TensorRegion {
   Event entered_came_, entered_used_;  // entered_ is complete; its last reader is done
 };
 
-// For predict_memory (memory.h): the share of one of `ranks` tensor ranks, and the buffers above. The rest of
-// `share` stays as it was.
-inline RankShare tensor_parallel_share(const TrainingConfig& training, const TensorParallelOptions& options,
-                                       int ranks, RankShare share = {}) {
+// What predict_memory (memory.h) needs of one of `ranks` tensor ranks: its columns, and the buffers above.
+inline RankShare tensor_parallel_share(RankShare share, const TensorParallelOptions& options, int ranks) {
   if (ranks == 1) return share;
-  share.tensor_ranks = ranks;
-  share.outside_ranks = options.sequence_parallel ? ranks : 1;
-  const int64_t rows = rows_of(training, share).inside;
-  share.buffers += {options.sequence_parallel ? 2 * rows * training.model.d_model : 0, rows};
+  share.columns = columns_of(share.config.model, ranks);
+  size_t& buffers = share.added[Purpose::communication];
+  buffers += share.rows * sizeof(accum);
+  if (options.sequence_parallel) {
+    share.outside = share.rows / ranks;
+    buffers += 2 * share.rows * share.columns.d * sizeof(real);
+  }
   return share;
 }
 
@@ -262,7 +263,7 @@ inline void check_tensor_parallel(const ModelConfig& m, const TensorParallelOpti
   if (options.sequence_parallel) check(rows_option, rows, " with --sequence-parallel");
 }
 inline void fit_to_ranks(const Options& all, const TensorParallelOptions& options, int ranks) {
-  check_tensor_parallel(all.model, options, ranks, rows_of(all, {}).inside);
+  check_tensor_parallel(all.model, options, ranks, all.rows());
 }
 
 }  // namespace pentatron

@@ -26,7 +26,7 @@ void train(const OptionsWith<PipelineOptions>& options, World& world) {
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   Communicator pipeline_ranks(world, world.all(), "pipeline");
   const MemoryPrediction predicted =
-      require_memory(predict_memory(options, 1, pipeline_share(options, schedule, world.rank())),
+      require_memory(predict_memory(pipeline_share(options, pipeline_rank(options, schedule, world.rank()))),
                      channels_of_pipeline(schedule, world.rank(), /*sums_copies=*/true));
   parameters.allocate();
   parameters.initialise(options.seed, compute);

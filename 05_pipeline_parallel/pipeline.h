@@ -320,17 +320,37 @@ class Pipeline {
   std::optional<Communicator> copies_;  // of the model, which sum their gradients
 };
 
-// For the memory prediction: a rank's chunks, the micro-batches in flight in each, and its input buffers.
-inline RankShare pipeline_share(const TrainingConfig& training, const Schedule& schedule, int rank) {
-  RankShare share;
-  const Instructions& list = schedule.ranks[rank];
+// What a pipeline rank keeps, as its schedule says.
+struct PipelineRank {
+  int copies;                         // of the model
+  bool splits_backward;               // weight gradients come later
+  std::vector<ModelPart> parts = {};  // [chunks]
+  int inputs = 0;                     // buffers for the inputs of all chunks
+};
+inline PipelineRank pipeline_rank(const TrainingConfig& training, const Schedule& schedule, int rank) {
+  PipelineRank keeps = {schedule.copies, schedule.splits_backward};
   const std::vector<LayerRange> chunks = layers_of_rank(training, schedule, rank);
   for (int c = 0; c < std::ssize(chunks); ++c) {
-    share.parts.push_back({chunks[c], peak_in_flight(list, c).until_weight_gradient,
-                           chunks[c].embedding ? 0 : input_buffers(schedule, rank, c)});
+    keeps.parts.push_back({chunks[c], peak_in_flight(schedule.ranks[rank], c).until_weight_gradient});
+    if (!chunks[c].embedding) keeps.inputs += input_buffers(schedule, rank, c);
   }
-  share.gradients_on_request = schedule.splits_backward;
-  share.replicas = {schedule.copies};
+  return keeps;
+}
+
+// What predict_memory (memory.h) needs of this rank. `share` has its MLP already.
+inline RankShare pipeline_share(RankShare share, const PipelineRank& rank) {
+  share.parts = rank.parts;
+  share.replicas *= rank.copies;
+  size_t& bytes = share.added[Purpose::activations];
+  bytes += rank.inputs * share.outside * share.columns.d * sizeof(real);
+  if (!rank.splits_backward) return share;
+  // For its weight gradients each micro-batch has the gradients of layers to itself, and copies of those that
+  // are the residual stream's: of attention's output, of the MLP's, and of the embedding's.
+  const size_t copy = share.rows * share.columns.d * sizeof(real);
+  for (const auto& [range, in_flight] : rank.parts) {
+    bytes += in_flight * (range.last - range.first) * (share.gradients_of_layer() + 2 * copy);
+    if (range.embedding) bytes += in_flight * copy;
+  }
   return share;
 }
 

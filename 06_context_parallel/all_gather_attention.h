@@ -18,11 +18,6 @@ class AllGatherAttention : public AttentionByRank {
     gathered_ = KeysValues<real>::allocate(memory_, ranks_ * part.rows, part.columns.kv);
     d_gathered_ = KeysValues<accum>::allocate(memory_, ranks_ * part.rows, part.columns.kv);
   }
-  static Elements buffers(const TrainingConfig& training, int ranks, int tensor_ranks) {
-    const ContextPart part = context_part(training, ranks, tensor_ranks);
-    const int64_t size = 2 * ranks * part.rows * part.columns.kv;  // keys and values
-    return Elements{size, size} + AttentionBlocks::buffers(training, ranks, tensor_ranks);
-  }
 
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
     const cudaStream_t compute = blas.stream();

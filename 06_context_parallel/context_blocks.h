@@ -63,6 +63,12 @@ inline std::vector<int32_t> positions_of_rank(const TrainingConfig& training,
   return {all.begin() + first, all.begin() + first + size};
 }
 
+// How many of `ranks` context ranks exchange tokens for heads with each other.
+inline int ranks_for_heads(const ContextParallelOptions& options, int ranks) {
+  if (options.cp_exchange == CpExchange::ulysses_ring) return options.ulysses;
+  return options.cp_exchange == CpExchange::ulysses ? ranks : 1;
+}
+
 // What a context rank has: rows of a micro-batch, tokens of each sequence, and one tensor rank's columns.
 struct ContextPart {
   int64_t rows, sequence;
@@ -117,13 +123,6 @@ class AttentionBlocks {
     if (kind_ != Attention::naive) return;
     scores_ = memory_.matrix<real>(c.heads * sequence, sequence);
     d_scores_ = memory_.matrix<real>(c.heads * sequence, sequence);
-  }
-  // What it allocates.
-  static Elements buffers(const TrainingConfig& training, int ranks, int tensor_ranks) {
-    const auto& [rows, sequence, c] = context_part(training, ranks, tensor_ranks);
-    const bool naive = training.attention == Attention::naive;
-    return {naive ? 2 * c.heads * sequence * sequence : 0,
-            rows * (c.q * (std::is_same_v<real, accum> ? 1 : 2) + c.heads)};
   }
 
   AccumTensor wide_memory() const { return wide_; }  // for out in forward, and for d_q in backward

@@ -1,11 +1,11 @@
-// Context parallelism as a program has it: the class behind the seam, what it changes in the memory of a
-// rank, and which options it refuses.
+// Context parallelism as a program has it: the class behind the seam, and which options it refuses.
 #pragma once
 
 #include <memory>
 #include <string>
 
 #include "all_gather_attention.h"
+#include "context_memory.h"
 #include "ring_attention.h"
 #include "ulysses_ring_attention.h"
 
@@ -24,29 +24,6 @@ inline std::unique_ptr<AttentionCore> context_attention(const TrainingConfig& tr
   if (options.cp_exchange == CpExchange::ulysses)
     return std::make_unique<UlyssesAttention>(training, layout, context, tensor_ranks);
   return std::make_unique<UlyssesRingAttention>(training, options, context, tensor_ranks);
-}
-
-// How many of `ranks` context ranks exchange tokens for heads with each other.
-inline int ranks_for_heads(const ContextParallelOptions& options, int ranks) {
-  if (options.cp_exchange == CpExchange::ulysses_ring) return options.ulysses;
-  return options.cp_exchange == CpExchange::ulysses ? ranks : 1;
-}
-
-// What predict_memory needs of one of `ranks` context ranks: its part of the tokens, the buffers of its
-// attention, and the rest as in `share`, which is a rank's without context parallelism.
-inline RankShare context_parallel_share(const TrainingConfig& training, const ContextParallelOptions& options,
-                                        int ranks, RankShare share = {}) {
-  if (ranks == 1) return share;
-  const int t = share.tensor_ranks;
-  share.token_ranks = ranks;
-  share.head_ranks = ranks_for_heads(options, ranks);
-  const CpExchange exchange = options.cp_exchange;
-  if (exchange == CpExchange::ring) share.buffers += RingAttention::buffers(training, ranks, t);
-  if (exchange == CpExchange::all_gather) share.buffers += AllGatherAttention::buffers(training, ranks, t);
-  if (exchange == CpExchange::ulysses) share.buffers += UlyssesAttention::buffers(training, ranks, t);
-  if (exchange == CpExchange::ulysses_ring)
-    share.buffers += UlyssesRingAttention::buffers(training, options.ulysses, ranks, t);
-  return share;
 }
 
 // Throws UsageError unless the sequence length is a multiple of `ranks`, in a zigzag of 2 `ranks`, and a

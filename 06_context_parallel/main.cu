@@ -23,9 +23,8 @@ void train(const OptionsWith<ContextParallelOptions>& options, World& world) {
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   Communicator context_ranks(world, world.all(), "context");
   Communicator gradient_ranks(world, world.all(), "gradients");
-  const MemoryPrediction predicted = require_memory(predict_memory(
-      options, 1,
-      context_parallel_share(options, options.technique, world.ranks(), {.replicas = {world.ranks()}})));
+  const MemoryPrediction predicted =
+      require_memory(predict_memory(context_parallel_share(options, options.technique, world.ranks())));
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   const auto attention = context_attention(options, options.technique, context_ranks);

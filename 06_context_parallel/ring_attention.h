@@ -22,11 +22,6 @@ class RingAttention : public AttentionByRank {
     d_block_ = KeysValues<accum>::allocate(memory_, rows, c.kv);
     context_.connect(after(), before(), travelling_[0].k.data);
   }
-  static Elements buffers(const TrainingConfig& training, int ranks, int tensor_ranks) {
-    const ContextPart part = context_part(training, ranks, tensor_ranks);
-    const int64_t size = 2 * part.rows * part.columns.kv;  // keys and values
-    return Elements{2 * size, 3 * size} + AttentionBlocks::buffers(training, ranks, tensor_ranks);
-  }
 
   int ranks() const { return ranks_; }
 

@@ -46,10 +46,6 @@ class UlyssesAttention : public AttentionCore {
     context_.all_to_all(k_.data, v_.data, 1);  // connects all pairs of ranks before the first step
     CUDA_CHECK(cudaStreamSynchronize(context_.stream()));
   }
-  static Elements buffers(const TrainingConfig& training, int ranks, int tensor_ranks) {
-    const auto& [rows, sequence, c] = context_part(training, ranks, tensor_ranks);
-    return {rows * (c.q + 2 * c.kv), rows * c.heads};
-  }
 
   std::pair<int64_t, int64_t> score_shape(AttentionShape shape) const override {
     return inner_.score_shape(by_heads(shape));

@@ -41,11 +41,6 @@ class UlyssesRingAttention : private UlyssesRing, public UlyssesAttention {
                        Communicator& context, int tensor_ranks)
       : UlyssesRing(training, options, context, tensor_ranks),
         UlyssesAttention(training, options.cp_layout, heads, tensor_ranks, &attention) {}
-  // What it allocates with u neighbours.
-  static Elements buffers(const TrainingConfig& training, int u, int ranks, int tensor_ranks) {
-    return UlyssesAttention::buffers(training, ranks, tensor_ranks) +
-           RingAttention::buffers(training, ranks / u, tensor_ranks * u);
-  }
 };
 
 }  // namespace pentatron

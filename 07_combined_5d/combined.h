@@ -1,5 +1,5 @@
 // What the combined program needs beside its mesh and its experts, because it involves all techniques:
-// checks of the options, the prediction of memory, and data parallelism or ZeRO for each parameter group.
+// checks of the options, and data parallelism or ZeRO for each parameter group.
 #pragma once
 
 #include <iostream>
@@ -11,6 +11,7 @@
 #include "../04_tensor_parallel/tensor_parallel.h"
 #include "../05_pipeline_parallel/pipeline.h"
 #include "../06_context_parallel/context_parallel.h"
+#include "combined_memory.h"
 #include "expert_parallel.h"
 #include "mesh.h"
 #include "model/batch.h"
@@ -20,7 +21,7 @@ namespace pentatron {
 
 // Completes the options. Throws UsageError if this mesh can't divide the model or the batch.
 inline void check_combined(CombinedOptions& options, const MeshShape& shape) {
-  const int64_t rows = int64_t{options.micro_batch_size} * options.sequence_length / shape.cp;
+  const int64_t rows = options.rows() / shape.cp;
   check_tensor_parallel(options.model, options.tensor, shape.tp, rows,
                         std::string("--micro-batch-size x --seq-len") + (shape.cp > 1 ? " / --cp" : ""));
   check_context_parallel(options, options.context, shape.cp, shape.tp);
@@ -39,11 +40,6 @@ inline void fit_to_ranks(CombinedOptions& options, int ranks) {
   check_combined(options, mesh_shape(options, options.ranks > 0 ? options.ranks : ranks));
 }
 
-// The pipeline schedule of one data rank's micro-batches.
-inline Schedule schedule_of(const CombinedOptions& options, const MeshShape& shape) {
-  return make_schedule(options.pipeline, shape.pp, micro_batches_of_a_rank(options, shape.dp));
-}
-
 // With --ranks, a dry run has only the ranks that differ (fold.h, workbench/fold.cu).
 void fold_world(const CombinedOptions& options, World& world);
 
@@ -57,29 +53,7 @@ inline bool show_pictures(const CombinedOptions& options, const Peers& peers) {
   return options.show_mesh || options.pipeline.show_schedule;
 }
 
-// Device memory that a rank of a stage needs, whose pipeline_share is `share`. RankShare says which share of
-// the model and the batch a rank has; each technique in turn changes it.
-inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSizes element,
-                                       const MeshShape& shape, RankShare share) {
-  share.replicas = {shape.shards()};
-  share.sharded_states = options.zero.zero_stage;
-  share.gathers_once_a_step = shape.pp > 1;
-  share.tensor_ranks = shape.tp;
-  share = context_parallel_share(options, options.context, shape.cp, share);
-  share = tensor_parallel_share(options, options.tensor, shape.tp, share);
-  share = expert_parallel_share(options, options.experts, share);
-  return predict_memory(options, element, micro_batches_of_a_rank(options, shape.dp), share);
-}
-// That of `rank` of the world.
-inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSizes element,
-                                       const MeshShape& shape, int rank) {
-  return predict_memory(options, element, shape,
-                        pipeline_share(options, schedule_of(options, shape), coordinates_of(shape, rank).pp));
-}
-
-// Allocates one parameter group, and returns the hooks that sum its gradients: data parallelism, or ZeRO. A
-// pipeline uses a unit again for every micro-batch. To gather its weights each time would cost too much, so
-// ZeRO-3 keeps them gathered until the end of the step.
+// Allocates one parameter group, and returns the hooks that sum its gradients: data parallelism, or ZeRO.
 inline std::unique_ptr<UnitHooks> sync_gradients(const CombinedOptions& options, Mesh& mesh,
                                                  Parameters& parameters, int group_number,
                                                  cudaStream_t compute) {
@@ -87,7 +61,7 @@ inline std::unique_ptr<UnitHooks> sync_gradients(const CombinedOptions& options,
   Communicator& ranks = group_number == dense_group ? mesh.gradients : mesh.expert_gradients;
   if (options.zero.zero_stage > 0) {
     return std::make_unique<Zero>(options.zero.zero_stage, group, ranks, mesh.same_shard, compute,
-                                  mesh.shape.pp > 1 ? Reshard::after_step : Reshard::after_use);
+                                  reshard_of(mesh.shape));
   }
   group.allocate();
   return std::make_unique<DataParallel>(options.data_parallel, group, ranks, compute);

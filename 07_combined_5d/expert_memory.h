@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/matmul.h"
 #include "model/memory.h"
 #include "options.h"
 
@@ -19,29 +20,39 @@ inline int64_t expert_buffer_rows(const ModelConfig& model, const ExpertOptions&
   return std::min(all, static_cast<int64_t>(std::ceil(options.expert_buffer * (rows * model.top_k))));
 }
 
-// Adds the experts to the memory that `share` describes: replicas[0] / options.ep ranks hold the same
-// experts. replicas[1] becomes that number.
-inline RankShare expert_parallel_share(const TrainingConfig& training, const ExpertOptions& options,
-                                       RankShare share) {
-  const ModelConfig& model = training.model;
+// What predict_memory (memory.h) needs of an MLP of experts. Those that a rank has for itself are units of
+// another size (expert_units).
+inline RankShare expert_parallel_share(RankShare share, const ExpertOptions& options) {
+  const ModelConfig& model = share.config.model;
   if (model.experts == 0) return share;
-  const Columns c = columns_of(model, share.tensor_ranks);
-  const int64_t r = rows_of(training, share).inside, e = model.experts, copies = r * model.top_k;
-  const int64_t buffer = expert_buffer_rows(model, options, r), mlp = 3 * c.d * c.f;
-  const int64_t bias = model.has_balance_bias() ? e : 0, shared = model.shared_experts;
+  const Columns& c = share.columns;
+  const int64_t r = share.rows, e = model.experts, copies = r * model.top_k;
+  const int64_t buffer = expert_buffer_rows(model, options, r), shared = model.shared_experts;
+  const int64_t bias = model.has_balance_bias() ? e : 0;
+  // Rows of the own experts; gate, up and their product of the shared ones.
+  const size_t rows = (buffer * (c.d + 3 * c.f) + shared * r * 3 * c.f) * sizeof(real);
   share.feed_forward = FeedForwardMemory{
-      {e * c.d + bias + shared * mlp, e / options.ep * mlp},  // router and shared experts; the other experts
-      {buffer * (c.d + 3 * c.f) + copies * c.d + shared * r * 3 * c.f, (r + 1) * e, 2 * copies},
-      {buffer * (c.d + 3 * c.f) + shared * r * 3 * c.f, r * e},
-      std::max(largest_operand(buffer, c.d, 2 * c.f),
-               shared > 0 ? largest_operand(r, c.d, 2 * c.f * shared) : 0)};
-  share.replicas.push_back(share.replicas[0] / options.ep);
-  // Gradients of copies and of chosen probabilities, the loss, and the counts, made in at most 64 bands. An
-  // address is as long as two integers.
-  const int64_t addresses = 3 * e / options.ep;
-  share.work += {copies * c.d, copies + 1, (2 + std::min<int64_t>(r, 64)) * e + 2 * addresses};
-  if (options.ep > 1) share.buffers.real += (copies + buffer) * c.d;
+      .parameters = e * c.d + bias + shared * 3 * c.d * c.f,  // router and shared experts
+      .kept = rows + copies * c.d * sizeof(real) + (r + 1) * e * sizeof(accum) + 2 * copies * sizeof(int32_t),
+      .gradients = rows + r * e * sizeof(accum),
+      .fp8_operands = std::max(fp8_operand_bytes(buffer, c.d, 2 * c.f),
+                               shared > 0 ? fp8_operand_bytes(r, c.d, 2 * c.f * shared) : 0)};
+  // Gradients of copies and of chosen probabilities, the loss, and the counts, made in at most 64 bands.
+  const int64_t counts = (2 + std::min<int64_t>(r, 64)) * e, addresses = 3 * e / options.ep;
+  share.added[Purpose::activations] += copies * c.d * sizeof(real) + (copies + 1) * sizeof(accum) +
+                                       counts * sizeof(int32_t) + addresses * sizeof(void*);
+  if (options.ep > 1) share.added[Purpose::communication] += (copies + buffer) * c.d * sizeof(real);
   return share;
+}
+
+// Elements of the units of experts that a rank has, padded: a layer's each. replicas / ep ranks have the
+// same.
+inline std::vector<size_t> expert_units(const RankShare& share, const ExpertOptions& options) {
+  const int64_t own = share.config.model.experts / options.ep, mlp = 3 * share.columns.d * share.columns.f;
+  std::vector<size_t> units;
+  for (const auto& [range, in_flight] : share.parts)
+    units.insert(units.end(), range.last - range.first, padded(own * mlp, share.replicas / options.ep));
+  return units;
 }
 
 }  // namespace pentatron

@@ -47,9 +47,11 @@ void train(const ExpertProgramOptions& options, World& world) {
       {.groups = {{world.rank(), world.ranks()}, {}}});  // group 1: no other rank holds these experts
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   Communicator data_ranks(world, world.all(), "data");
-  const MemoryPrediction predicted = require_memory(
-      predict_memory(options, world.ranks(),
-                     expert_parallel_share(options, options.experts, {.replicas = {world.ranks()}})));
+  const RankShare share = expert_parallel_share(
+      data_parallel_share(options, options.data_parallel, world.ranks()), options.experts);
+  MemoryPrediction predicted = predict_memory(share);
+  predicted.resident += parameter_memory(options, expert_units(share, options.experts));
+  require_memory(predicted);
   parameters.allocate();
   parameters.initialise(options.seed, compute);
   DataParallel data_parallel(options.data_parallel, parameters.group(), data_ranks, compute);

@@ -35,7 +35,7 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
   Parameters parameters(mesh.parameter_layout(units_of(chunks)));  // 02-07
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   const MemoryPrediction predicted =
-      require_memory(predict_memory(options, element_sizes, shape, world.rank()),         // 02-07
+      require_memory(predict_memory(options, shape, world.rank()),                        // 02-07
                      channels_of_pipeline(schedule, mesh.at.pp, /*sums_copies=*/false));  // 05
   const auto dense = sync_gradients(options, mesh, parameters, dense_group, compute);     // 02, 03
   const auto experts = sync_gradients(options, mesh, parameters, expert_group, compute);  // 07

@@ -213,10 +213,7 @@ TEST_CASE("memory is as predicted", "[01][transformer][memory]") {
           to_string(options.attention));
   const MemoryBytes before = memory_in_use;
   TestModel model(options);
-  const MemoryBytes measured = minus(memory_in_use, before),
-                    predicted = predict_memory(options, element_sizes,
-                                               options.global_batch_size / options.micro_batch_size)
-                                    .total();
+  const MemoryBytes measured = minus(memory_in_use, before), predicted = predict_memory(options).total();
   for (size_t i = 0; i < purposes; ++i) {
     CAPTURE(purpose_names[i], predicted[i], measured[i]);
     CHECK(measured[i] == predicted[i]);
@@ -269,7 +266,7 @@ TEST_CASE("tiled attention: memory is linear in the sequence", "[06][transformer
     const size_t before = memory_in_use[3];
     const TestModel model(options);
     const size_t measured = memory_in_use[3] - before;
-    CHECK(measured == predict_memory(options, element_sizes, 1).total()[3]);
+    CHECK(measured == predict_memory(options).total()[Purpose::activations]);
     return static_cast<int64_t>(measured);
   };
   for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {

@@ -9,8 +9,8 @@ namespace pentatron {
 
 class CoarseCost {
  public:
-  // stages: what each pipeline rank holds (pipeline_share). contention: as in Planner (layouts.h).
-  CoarseCost(const CombinedOptions& options, const MeshShape& shape, const std::vector<RankShare>& stages,
+  // stages: what each pipeline rank keeps. contention: as in Planner (layouts.h).
+  CoarseCost(const CombinedOptions& options, const MeshShape& shape, const std::vector<PipelineRank>& stages,
              int micro_batches, const DeviceProfile& gpu, double contention)
       : o_(options), s_(shape), stages_(stages), m_(micro_batches), gpu_(gpu), contention_(contention) {}
 
@@ -23,7 +23,7 @@ class CoarseCost {
     Passes most, sum;  // of a pipeline rank: of the one that has most to do, of all
     Holds own;
     double longest = 0;
-    for (const RankShare& stage : stages_) {
+    for (const PipelineRank& stage : stages_) {
       const Holds holds = held_by(stage);
       Passes rank;  // a copy of the model takes its share of the micro-batches
       rank.add(layer, holds.layers / s_.copies), rank.add(head, holds.heads / s_.copies);
@@ -61,10 +61,10 @@ class CoarseCost {
   struct Holds {
     double layers = 0, heads = 0, dense = 0, experts = 0;
   };
-  Holds held_by(const RankShare& stage) const {
+  Holds held_by(const PipelineRank& stage) const {
     const double attention = c_.d * (2.0 * c_.q + 2 * c_.kv), mlp = 3.0 * c_.d * c_.f;
     Holds sum;
-    for (const auto& [range, in_flight, inputs] : stage.parts) {
+    for (const auto& [range, in_flight] : stage.parts) {
       const int layers = range.last - range.first;
       sum.layers += layers, sum.heads += range.head;
       sum.dense += (range.embedding + range.head) * double(c_.vocabulary) * c_.d;
@@ -236,15 +236,15 @@ class CoarseCost {
 
   const CombinedOptions& o_;
   const MeshShape s_;
-  const std::vector<RankShare>& stages_;
+  const std::vector<PipelineRank>& stages_;
   const int m_;
   const DeviceProfile& gpu_;
   const double contention_;
   const bool sp_ = o_.tensor.sequence_parallel && s_.tp > 1;
-  const bool splits_ = stages_.front().gradients_on_request;  // weight gradients are put off
+  const bool splits_ = stages_.front().splits_backward;  // weight gradients are put off
   const Columns c_ = columns_of(o_.model, s_.tp);
   // Tokens of a micro-batch on this rank: inside the tensor regions, and outside of them.
-  const int64_t rows_ = int64_t{o_.micro_batch_size} * o_.sequence_length / s_.cp;
+  const int64_t rows_ = o_.rows() / s_.cp;
   const int64_t outside_ = sp_ ? rows_ / s_.tp : rows_;
 };
 

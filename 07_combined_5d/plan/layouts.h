@@ -166,10 +166,10 @@ struct Planner {
   // Of another framework: tensor ranks on n nodes wait n^contention times as long, and a ring over n nodes
   // has its bandwidth divided by (n / 2)^contention.
   double contention = 0;
-  // What each pipeline rank holds, and the channels of the one that has most; computed once for all plans
+  // What each pipeline rank keeps, and the channels of the one that has most; computed once for all plans
   // that have this schedule.
   struct Stages {
-    std::vector<RankShare> shares;
+    std::vector<PipelineRank> ranks;
     int channels = 0;
   };
   std::map<std::tuple<PpSchedule, int, int, int>, Stages> known_stages = {};
@@ -238,8 +238,7 @@ struct Planner {
     CombinedOptions o = base;
     const auto divides = [&] {
       try {
-        check_tensor_parallel(o.model, o.tensor, o.tp,
-                              int64_t{o.micro_batch_size} * o.sequence_length / o.cp);
+        check_tensor_parallel(o.model, o.tensor, o.tp, o.rows() / o.cp);
         check_context_parallel(o, o.context, o.cp, o.tp);
         check_experts(o, o.experts);
       } catch (const UsageError&) {
@@ -303,9 +302,9 @@ struct Planner {
     const auto [made, is_new] = known_stages.try_emplace({o.pp_schedule, o.pp, p.micro_batches, o.vpp});
     if (is_new) {
       const Schedule schedule = make_schedule(o, o.pp, p.micro_batches);
-      auto& [shares, channels] = made->second;
+      auto& [ranks, channels] = made->second;
       for (int stage = 0; stage < o.pp; ++stage) {
-        shares.push_back(pipeline_share(p.options, schedule, stage));
+        ranks.push_back(pipeline_rank(p.options, schedule, stage));
         channels = std::max(channels, channels_of_pipeline(schedule, stage, /*sums_copies=*/false));
       }
     }
@@ -313,13 +312,13 @@ struct Planner {
   }
 
   void set_memory(Plan& p) {
-    const auto& [shares, channels] = stages_of(p);
-    for (const RankShare& stage : shares)
-      p.stages.push_back(predict_memory(p.options, element_sizes, p.shape, stage).total());
+    const auto& [ranks, channels] = stages_of(p);
+    for (const PipelineRank& rank : ranks)
+      p.stages.push_back(predict_memory(p.options, p.shape, rank).total());
     p.libraries = libraries_of(p.options, p.shape, channels);
   }
   void set_coarse_time(Plan& p) {
-    p.parts = CoarseCost(p.options, p.shape, stages_of(p).shares, p.micro_batches, gpu, contention).step();
+    p.parts = CoarseCost(p.options, p.shape, stages_of(p).ranks, p.micro_batches, gpu, contention).step();
     for (const auto& [part, seconds] : p.parts) p.seconds += seconds;
   }
 };

@@ -8,14 +8,13 @@ DeviceMemory::DeviceMemory(size_t bytes, Purpose purpose) {
   void* data = nullptr;
   if (bytes > 0) CUDA_CHECK(cudaMalloc(&data, bytes));
   data_ = std::unique_ptr<void, Free>(data, {bytes, purpose});
-  const auto i = static_cast<size_t>(purpose);
-  memory_in_use[i] += bytes;
-  memory_peak[i] = std::max(memory_peak[i], memory_in_use[i]);
+  memory_in_use[purpose] += bytes;
+  memory_peak[purpose] = std::max(memory_peak[purpose], memory_in_use[purpose]);
 }
 
 void DeviceMemory::Free::operator()(void* data) const {
   CUDA_CHECK(cudaFree(data));
-  memory_in_use[static_cast<size_t>(purpose)] -= bytes;
+  memory_in_use[purpose] -= bytes;
 }
 
 Stream::Stream(const char* name, bool urgent) {

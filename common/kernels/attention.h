@@ -63,6 +63,9 @@ struct BackwardMemory {
 BackwardMemory backward_memory(Attention kind, DeviceArena& arena, AttentionShape shape);
 // The turns alone, where results are `accum`.
 Matrix<int32_t> turns_of_backward(Attention kind, DeviceArena& arena, AttentionShape shape);
+// Bytes of both on tensor cores; 0 of other kinds.
+size_t tensor_core_bytes(Attention kind, AttentionShape shape);
+size_t bytes_of_turns(Attention kind, AttentionShape shape);
 
 // out = attention(q, k, v) over this block's keys alone, and lse its log-sum-exp. Result: `real` or `accum`.
 template <class Result>

@@ -14,13 +14,6 @@ enum class Attention { naive, tiled, tensor_core };
 Attention default_attention(int head_size, Attention on_cpu);
 inline constexpr int largest_tiled_head = 256;  // whose tiles fit into a block's shared memory
 
-// Tensor cores, backward: queries of a tile, and how many numbers the blocks need to take turns, which they
-// do at tiles of queries of each head, and at tiles of keys of each key head.
-inline constexpr int backward_queries = 64;
-constexpr int64_t backward_turns(int64_t sequences, int64_t heads, int64_t kv_heads, int64_t tokens) {
-  return 1 + sequences * (heads + kv_heads) * ((tokens + backward_queries - 1) / backward_queries);
-}
-
 // Elements of the largest operand of a linear layer's products: x [rows, in], W [out, in], y [rows, out].
 // With whole tiles of rows, so that a 128th is enough for the scales; in and out are multiples of 128 in fp8.
 constexpr int64_t largest_operand(int64_t rows, int64_t in, int64_t out) {

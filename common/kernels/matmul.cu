@@ -48,6 +48,11 @@ Blas::Blas(cudaStream_t stream, int64_t layer_operand) : stream_(stream), of_lay
   CUBLAS_CHECK(cublasSetMathMode(handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION));
 }
 
+size_t fp8_operand_bytes(int64_t rows, int64_t in, int64_t out) {
+  const int64_t elements = largest_operand(rows, in, out);
+  return has_fp8_products ? 2 * (elements * sizeof(real) + elements / fp8_tile * sizeof(float)) : 0;
+}
+
 Blas::~Blas() { cublasDestroy(handle_); }
 
 void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {

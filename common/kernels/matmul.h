@@ -44,6 +44,9 @@ constexpr size_t blas_workspace = 32 << 20;  // bytes
 constexpr size_t blas_workspace = 0;
 #endif
 
+// Bytes for the quantised operands of a product of layers: x [rows, in], W [out, in]; 0 unless it is in fp8.
+size_t fp8_operand_bytes(int64_t rows, int64_t in, int64_t out);
+
 // A cuBLAS handle bound to one stream, for the products of layers or for all others. In fp8 builds those of
 // layers, and no others, are in fp8.
 class Blas {

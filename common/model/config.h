@@ -87,6 +87,8 @@ struct TrainingConfig {
 
   Recompute recompute = Recompute::none;
   Attention attention = Attention::naive;
+
+  int64_t rows() const { return int64_t{micro_batch_size} * sequence_length; }  // tokens of a micro-batch
 };
 
 // Layers [first, last), and perhaps embedding and head. Until 05 the only range is the whole model.

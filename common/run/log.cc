@@ -16,6 +16,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Overlap::Stream, seconds, hidden)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Overlap, seconds, compute, communication)
 }  // namespace trace
 
+void from_json(const nlohmann::json& json, MemoryBytes& bytes) {
+  json.get_to<std::array<size_t, purposes>>(bytes);
+}
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MemoryPrediction, resident, unit_buffers)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMemory, predicted, measured, libraries, measured_libraries)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Traffic, calls, elements, sent_bytes)

@@ -58,16 +58,7 @@ int run_program(int argc, char** argv, std::string_view description,
   });
 }
 
-// Transformer has two handles: for the products of layers, and for the head's.
-constexpr ElementSizes element_sizes = {sizeof(real),       sizeof(accum),  has_master_weights,
-                                        2 * blas_workspace, has_loss_scale, has_fp8_products};
-
 size_t free_device_memory();  // bytes, and no more than this rank's part of a GPU that several share
-// What a rank needs with this share of the model, and with one of `data_ranks` parts of the batch.
-inline MemoryPrediction predict_memory(const TrainingConfig& config, int data_ranks = 1,
-                                       const RankShare& share = {}) {
-  return predict_memory(config, element_sizes, micro_batches_of_a_rank(config, data_ranks), share);
-}
 // Throws UsageError when a GPU, a modelled one, too, has not enough memory for the prediction and for what
 // CUDA and NCCL take; else returns it. All ranks call this when their communicators exist; those that a rank
 // makes later will have `channels_to_come`. All throw if one lacks memory: the message has the largest need

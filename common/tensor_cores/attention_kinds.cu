@@ -40,6 +40,19 @@ Matrix<int32_t> turns_of_backward(Attention kind, DeviceArena& arena, AttentionS
   return kind == Attention::tensor_core ? arena.matrix<int32_t>(1, turns) : Matrix<int32_t>{};
 }
 
+size_t bytes_of_turns(Attention kind, AttentionShape shape) {
+  const auto [heads, kv_heads, size] = shape.head;
+  const int64_t turns = backward_turns(shape.batch, heads, kv_heads, shape.sequence);
+  return kind == Attention::tensor_core ? turns * sizeof(int32_t) : 0;
+}
+
+size_t tensor_core_bytes(Attention kind, AttentionShape shape) {
+  if (kind != Attention::tensor_core) return 0;
+  const auto [heads, kv_heads, size] = shape.head;
+  const int64_t columns = (heads + (kv_heads < heads ? 2 * kv_heads : 0)) * size;  // of q; and of k and v
+  return bytes_of_turns(kind, shape) + shape.batch * shape.sequence * columns * sizeof(accum);
+}
+
 BackwardMemory backward_memory(Attention kind, DeviceArena& arena, AttentionShape shape) {
   if (kind == Attention::tiled) return {};
   if (kind == Attention::naive) return {arena.matrix<real>(shape.score_rows(), shape.sequence)};

@@ -29,6 +29,13 @@ void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tenso
 // For tests: also true on the CPU, which emulates the instructions.
 bool can_run_tensor_core_attention();
 
+// In backward: queries of a tile, and how many numbers the blocks need to take turns, which they
+// do at tiles of queries of each head, and at tiles of keys of each key head.
+inline constexpr int backward_queries = 64;
+constexpr int64_t backward_turns(int64_t sequences, int64_t heads, int64_t kv_heads, int64_t tokens) {
+  return 1 + sequences * (heads + kv_heads) * ((tokens + backward_queries - 1) / backward_queries);
+}
+
 // How far they are from the tiled kernels in a small block of random numbers: the largest difference of out,
 // d_q, d_k and d_v, each over its largest element. Rounding alone makes less than this tolerance.
 constexpr double tensor_core_tolerance = 0.03;

@@ -82,7 +82,7 @@ inline Technique odd_order(int m, bool splits_backward) {
 template <class Region = TensorParallel>
 std::unique_ptr<TensorParallel> make_region(const CombinedOptions& options, Communicator& ranks,
                                             cudaStream_t stream) {
-  return std::make_unique<Region>(options, options.tensor, rows_of(options, {}).inside, ranks, stream);
+  return std::make_unique<Region>(options, options.tensor, options.rows(), ranks, stream);
 }
 
 // A rank's seams, where they are not the usual ones.

@@ -221,8 +221,7 @@ void check(const Request& request) {
     combined.update(step);
   };
   train_step(0);
-  check_bytes(allocated_since(before),
-              predict_memory(c.options, element_sizes, c.shape, world.rank()).total());
+  check_bytes(allocated_since(before), predict_memory(c.options, c.shape, world.rank()).total());
 
   CUDA_CHECK(cudaDeviceSynchronize());
   for (Communicator* group :

@@ -162,9 +162,8 @@ int64_t activation_bytes(const Technique& technique, int micro_batches,
   model.train_step(0, random_batches(options, 0));
   const MemoryBytes bytes = allocated_since(before);
 
-  const MemoryPrediction predicted = predict_memory(options, element_sizes, micro_batches,
-                                                    pipeline_share(options, model.schedule(), world.rank()));
-  check_bytes(bytes, predicted.total());
+  const PipelineRank rank = pipeline_rank(options, model.schedule(), world.rank());
+  check_bytes(bytes, predict_memory(pipeline_share(options, rank)).total());
   const int64_t tokens =
       int64_t{4 * sizeof(int32_t)} * micro_batches * options.micro_batch_size * options.sequence_length;
   return static_cast<int64_t>(bytes[3]) - tokens;

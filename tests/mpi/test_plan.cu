@@ -92,7 +92,7 @@ TEST_CASE("07: the search finds what no other layout beats", "[07][plan]") {
   for (size_t i = 0; i < found.best.size(); ++i) CHECK(found.best[i].seconds == of_each_mesh.best[i].seconds);
   for (const Plan& p : of_each_mesh.best) {  // no rank needs more than what had to fit
     for (int rank = 0; rank < p.shape.ranks(); ++rank) {
-      const MemoryBytes bytes = predict_memory(p.options, element_sizes, p.shape, rank).total();
+      const MemoryBytes bytes = predict_memory(p.options, p.shape, rank).total();
       CHECK(std::accumulate(bytes.begin(), bytes.end(), size_t{0}) <= sum_of(p.tensors()));
     }
   }

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "../../03_zero/zero_memory.h"
 #include "memory_check.h"
-#include "model/memory.h"
 #include "parallel_model.h"
 #include "run/program.h"
 
@@ -369,8 +369,11 @@ void check_memory(const Technique& technique) {
   const int stage = technique.kind == Technique::zero ? technique.stage : 0;
   const MemoryBytes measured = measured_bytes(options, technique, world, data);
 
+  RankShare rank(options);
+  rank.micro_batches = 2;
+  rank.replicas = d;
   const MemoryPrediction predicted =
-      predict_memory(options, element_sizes, 2, {.replicas = {d}, .sharded_states = stage});
+      in_shards(predict_memory(rank), stage, options, rank.unit_sizes(), d, Reshard::after_use);
   check_bytes(measured, predicted.total());
 
   // The published formulas, of what is there all the time, from the parameters without padding.
@@ -423,8 +426,7 @@ void check_tensor_memory(bool sequence_parallel, Recompute recompute) {
   const MemoryBytes of_deep = measured_bytes(deep, technique, world, ranks);
 
   deep.tensor.sequence_parallel = sequence_parallel;
-  const MemoryPrediction predicted =
-      predict_memory(deep, element_sizes, 2, tensor_parallel_share(deep, deep.tensor, t));
+  const MemoryPrediction predicted = predict_memory(tensor_parallel_share(deep, deep.tensor, t));
   check_bytes(of_deep, predicted.total());
   // What six layers more keep; all else is work space that they share.
   const double kept =
@@ -469,8 +471,7 @@ void check_context_memory(CpExchange exchange, Attention attention) {
     o->attention = attention;
   }
   const MemoryBytes of_deep = measured_bytes(deep, technique, world, ranks);
-  const MemoryPrediction predicted = predict_memory(
-      deep, element_sizes, 2, context_parallel_share(deep, deep.context, c, {.replicas = {c}}));
+  const MemoryPrediction predicted = predict_memory(context_parallel_share(deep, deep.context, c));
   check_bytes(of_deep, predicted.total());
   if (c == 1) return;
   const MemoryBytes of_shallow = measured_bytes(shallow, technique, world, ranks);

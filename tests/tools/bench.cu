@@ -394,7 +394,7 @@ void bench_training() {
           options_of({"--model", name, "--seq-len", std::to_string(sequence), "--micro-batch-size", batch,
                       "--global-batch-size", std::to_string(tokens / sequence * micro_batches), "--attention",
                       attention});
-      const MemoryBytes needed = predict_memory(options, element_sizes, 1).total();
+      const MemoryBytes needed = predict_memory(options).total();
       const size_t bytes = std::accumulate(needed.begin(), needed.end(), size_t{0});
       std::printf("%-14s %9d %13d ", name.c_str(), sequence, micro_batches);
       if (bytes > free_device_memory()) {

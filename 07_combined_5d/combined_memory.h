@@ -1,0 +1,55 @@
+// The predicted memory of a rank of the mesh: each technique changes a rank's share of all (memory.h).
+#pragma once
+
+#include <vector>
+
+#include "../02_data_parallel/data_parallel.h"
+#include "../03_zero/zero_memory.h"
+#include "../04_tensor_parallel/tensor_parallel.h"
+#include "../05_pipeline_parallel/pipeline.h"
+#include "../06_context_parallel/context_parallel.h"
+#include "expert_memory.h"
+#include "mesh.h"
+
+namespace pentatron {
+
+// The pipeline schedule of one data rank's micro-batches.
+inline Schedule schedule_of(const CombinedOptions& options, const MeshShape& shape) {
+  return make_schedule(options.pipeline, shape.pp, micro_batches_of_a_rank(options, shape.dp));
+}
+
+// A pipeline uses a unit again for every micro-batch. To gather its weights each time would cost too much, so
+// ZeRO-3 keeps them gathered until the end of the step.
+inline Reshard reshard_of(const MeshShape& shape) {
+  return shape.pp > 1 ? Reshard::after_step : Reshard::after_use;
+}
+
+// Device memory of a rank whose place in its pipeline is `pipeline`.
+inline MemoryPrediction predict_memory(const CombinedOptions& options, const MeshShape& shape,
+                                       const PipelineRank& pipeline) {
+  RankShare share = data_parallel_share(options, options.data_parallel, shape.dp);
+  share = context_parallel_share(share, options.context, shape.cp, shape.tp);
+  share = tensor_parallel_share(share, options.tensor, shape.tp);
+  share = expert_parallel_share(share, options.experts);
+  share = pipeline_share(share, pipeline);
+  share.replicas = shape.shards();
+
+  MemoryPrediction memory = predict_memory(share);
+  const auto shard = [&](const std::vector<size_t>& units, int ranks) {
+    memory = in_shards(memory, options.zero.zero_stage, options, units, ranks, reshard_of(shape));
+  };
+  shard(share.unit_sizes(), share.replicas);
+  if (options.model.experts > 0) {
+    const std::vector<size_t> experts = expert_units(share, options.experts);
+    memory.resident += parameter_memory(options, experts);
+    shard(experts, share.replicas / shape.ep);
+  }
+  return memory;
+}
+// That of `rank` of the world.
+inline MemoryPrediction predict_memory(const CombinedOptions& options, const MeshShape& shape, int rank) {
+  const int stage = coordinates_of(shape, rank).pp;
+  return predict_memory(options, shape, pipeline_rank(options, schedule_of(options, shape), stage));
+}
+
+}  // namespace pentatron
