@@ -17,12 +17,12 @@ namespace pentatron {
 struct UlyssesRing {
   UlyssesRing(const TrainingConfig& training, const ContextParallelOptions& options, Communicator& context,
               int tensor_ranks)
-      : heads(context.world(), part(context, options.ulysses, false), "context heads"),
-        ring(context.world(), part(context, options.ulysses, true), "context ring"),
+      : heads(context.world(), members(context, options.ulysses, false), "context heads"),
+        ring(context.world(), members(context, options.ulysses, true), "context ring"),
         attention(training, options.cp_layout, ring, tensor_ranks * options.ulysses) {}
 
   // The context ranks, as numbers in the world, that are neighbours of this one, or in a ring with it.
-  static std::vector<int> part(const Communicator& context, int u, bool is_ring) {
+  static std::vector<int> members(const Communicator& context, int u, bool is_ring) {
     std::vector<int> ranks;
     for (int i = 0; i < context.ranks(); ++i) {
       const bool together = is_ring ? i % u == context.rank() % u : i / u == context.rank() / u;
@@ -41,7 +41,7 @@ class UlyssesRingAttention : private UlyssesRing, public UlyssesAttention {
                        Communicator& context, int tensor_ranks)
       : UlyssesRing(training, options, context, tensor_ranks),
         UlyssesAttention(training, options.cp_layout, heads, tensor_ranks, &attention) {}
-  // What it allocates with u neighbours.
+  // The elements that the constructor allocates, with u neighbours.
   static Elements buffers(const TrainingConfig& training, int u, int ranks, int tensor_ranks) {
     return UlyssesAttention::buffers(training, ranks, tensor_ranks) +
            RingAttention::buffers(training, ranks / u, tensor_ranks * u);

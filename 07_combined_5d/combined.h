@@ -29,7 +29,7 @@ inline void check_combined(CombinedOptions& options, const MeshShape& shape) {
   const int micro_batches = micro_batches_of_a_rank(options, shape.dp);
   complete_pipeline_options(options, options.pipeline, shape.pp, micro_batches);
   const bool has_buckets = options.zero.zero_stage == 0 && options.data_parallel.dp_sync == DpSync::bucket;
-  require(!has_buckets || completes_from_the_end(make_schedule(options.pipeline, shape.pp, micro_batches)),
+  require(!has_buckets || completes_from_the_end(chosen_schedule(options.pipeline, shape.pp, micro_batches)),
           "--dp-sync", "bucket",
           "overlap or naive: with this schedule a rank completes the gradients of an earlier stage before "
           "those of a later one");
@@ -41,7 +41,7 @@ inline void fit_to_ranks(CombinedOptions& options, int ranks) {
 
 // The pipeline schedule of one data rank's micro-batches.
 inline Schedule schedule_of(const CombinedOptions& options, const MeshShape& shape) {
-  return make_schedule(options.pipeline, shape.pp, micro_batches_of_a_rank(options, shape.dp));
+  return chosen_schedule(options.pipeline, shape.pp, micro_batches_of_a_rank(options, shape.dp));
 }
 
 // With --ranks, a dry run has only the ranks that differ (fold.h, workbench/fold.cu).
@@ -57,7 +57,7 @@ inline bool show_pictures(const CombinedOptions& options, const Peers& peers) {
   return options.show_mesh || options.pipeline.show_schedule;
 }
 
-// Device memory that a rank of a stage needs, whose pipeline_share is `share`. RankShare says which share of
+// Device memory that a rank needs whose pipeline_share is `share`. RankShare says which share of
 // the model and the batch a rank has; each technique in turn changes it.
 inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSizes element,
                                        const MeshShape& shape, RankShare share) {
@@ -70,7 +70,7 @@ inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSi
   share = expert_parallel_share(options, options.experts, share);
   return predict_memory(options, element, micro_batches_of_a_rank(options, shape.dp), share);
 }
-// That of `rank` of the world.
+// The same for `rank` of the world.
 inline MemoryPrediction predict_memory(const CombinedOptions& options, ElementSizes element,
                                        const MeshShape& shape, int rank) {
   return predict_memory(options, element, shape,
@@ -86,7 +86,7 @@ inline std::unique_ptr<UnitHooks> sync_gradients(const CombinedOptions& options,
   ParameterGroup& group = parameters.group(group_number);
   Communicator& ranks = group_number == dense_group ? mesh.gradients : mesh.expert_gradients;
   if (options.zero.zero_stage > 0) {
-    return std::make_unique<Zero>(options.zero.zero_stage, group, ranks, mesh.same_shard, compute,
+    return std::make_unique<Zero>(options.zero.zero_stage, group, ranks, mesh.replicate, compute,
                                   mesh.shape.pp > 1 ? Reshard::after_step : Reshard::after_use);
   }
   group.allocate();

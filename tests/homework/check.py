@@ -286,7 +286,7 @@ def pages_of_learners(stages):
         data = json.loads(re.search(r"^const figures = (.*);$", page, re.M)[1])
         rows = [bar for name in data if name.startswith("timeline") for bar in data[name]["datasets"]["rows"]]
         runs = {run: {bar["stream"] for bar in rows if bar["run"] == run} for run in ("ada", "the reference")}
-        expect(all(streams == {"compute", "data", "shards"} for streams in runs.values()), f"a learner's page has both timelines {runs}")
+        expect(all(streams == {"compute", "data", "shard"} for streams in runs.values()), f"a learner's page has both timelines {runs}")
         losses = {row["run"] for row in data["losses"]["datasets"]["rows"] if row["difference"] and row["difference"] > 1e-6}
         expect(losses == {"ada"}, f"it shows whose losses differ: {losses}")
         expect("on 2 ranks: &lt;b&gt;wrong&lt;/b&gt;" in page and (ROOT / mutant.file).read_bytes() == (machine.tree / mutant.file).read_bytes(),
