@@ -26,10 +26,10 @@ void train(const OptionsWith<ZeroOptions>& options, World& world) {
   Parameters parameters({.groups = {{shard, shards, shard_group}}});
   const TransformerParameters ids = declare_transformer(options.model, feed_forward, parameters);
   Communicator data_ranks(world, world.all(), "data");
-  Communicator all_shards(world, every(shard_group * shards, shards), "shards");
-  Communicator same_shard(world, every(shard, world.ranks() / shards, shards), "same shard");
+  Communicator shard_ranks(world, every(shard_group * shards, shards), "shard");
+  Communicator replicate_ranks(world, every(shard, world.ranks() / shards, shards), "replicate");
   const MemoryPrediction predicted = require_memory(zero_memory(options, options.technique, world.ranks()));
-  Zero zero(options.technique.zero_stage, parameters.group(), all_shards, same_shard, compute);
+  Zero zero(options.technique.zero_stage, parameters.group(), shard_ranks, replicate_ranks, compute);
   parameters.initialise(options.seed, compute);
   const Seams seams = {{&zero}, &region, &attention, &feed_forward};
 

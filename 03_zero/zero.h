@@ -8,9 +8,9 @@
 //
 // At each use the model asks for weights(unit) and gradients(unit): Zero says which buffer holds them now.
 //
-// Hybrid sharding (Zhang et al., "MiCS", 2022, arXiv 2205.00119): all this among n neighbours, which hold one
-// copy of the model. Other neighbours hold other copies. After the step's last micro-batch, the ranks with
-// the same shard all-reduce its gradient.
+// Hybrid sharding (Zhang et al., "MiCS", 2022, arXiv 2205.00119): all this among n neighbours, the shard
+// group, which hold one copy of the model. Other shard groups hold other copies. The ranks with the same
+// shard are a replicate group: after the step's last micro-batch they all-reduce its gradient.
 #pragma once
 
 #include <algorithm>
@@ -24,21 +24,22 @@
 namespace pentatron {
 
 // When stage 3 drops gathered weights. after_use: when forward or backward has used them, so that there are
-// whole weights of two units at most (PyTorch's FSDP: reshard_after_forward=True). after_step: when the
-// optimizer changes them. This costs the memory of all units, and only a step's first micro-batch gathers.
+// whole weights of two units at most (PyTorch's FSDP: reshard_after_forward=True). after_step, which a
+// later stage asks for: when the optimizer changes them. This costs the memory of all units, and only a
+// step's first micro-batch gathers.
 enum class Reshard { after_use, after_step };
 
 class Zero : public UnitHooks {
  public:
   // Allocates the group's weights and gradients as `stage` (0 to 3) needs, and adds this rank's shards, which
-  // the optimizer updates. `data`: the ranks that own the shards of one copy. `same_shard`: the ranks that
-  // own this shard, one of each copy. `compute`: the stream of the model.
-  Zero(int stage, ParameterGroup& group, Communicator& data, Communicator& same_shard, cudaStream_t compute,
-       Reshard reshard = Reshard::after_use)
+  // the optimizer updates. The shard ranks own the shards of one copy of the model. The replicate ranks own
+  // this shard, each in another copy. `compute`: the stream of the model.
+  Zero(int stage, ParameterGroup& group, Communicator& shard_ranks, Communicator& replicate_ranks,
+       cudaStream_t compute, Reshard reshard = Reshard::after_use)
       : stage_(stage),
         group_(group),
-        data_(data),
-        same_shard_(same_shard),
+        shard_ranks_(shard_ranks),
+        replicate_ranks_(replicate_ranks),
         compute_(compute),
         reshard_(reshard),
         units_(group.units().empty() ? 0 : group.units().back() + 1),
@@ -70,12 +71,12 @@ class Zero : public UnitHooks {
   // its unit buffers as stale, and gathers later.
   void weights_changed() override {
     if (stage_ == 0) return;
-    wait_stream(data_.stream(), compute_);
+    wait_stream(shard_ranks_.stream(), compute_);
     for (WeightBuffer& buffer : weight_buffers_) buffer.unit = none;
     if (stage_ == 3) return;
     for (const int unit : group_.units()) {
       gather(unit, group_.weights(unit));
-      units_[unit].gathered.record(data_.stream());
+      units_[unit].weights_came.record(shard_ranks_.stream());
     }
   }
 
@@ -83,15 +84,15 @@ class Zero : public UnitHooks {
     if (stage_ == 0 || !holds(unit)) return;
     if (stage_ == 3) {
       const int next = next_unit(unit, pass);
-      group_.weights(unit) = gathered(unit, next).weights;
-      if (next != none) gathered(next, unit);  // prefetch
+      group_.weights(unit) = gathered_buffer(unit, next).weights;
+      if (next != none) gathered_buffer(next, unit);  // prefetch
     }
-    wait_event(compute_, units_[unit].gathered);
+    wait_event(compute_, units_[unit].weights_came);
   }
 
   void after_weights(int unit, Pass) override {
     if (stage_ != 3 || !holds(unit)) return;
-    gathered(unit, none).free.record(compute_);
+    gathered_buffer(unit, none).free.record(compute_);
     group_.weights(unit) = nullptr;
   }
 
@@ -110,25 +111,25 @@ class Zero : public UnitHooks {
     if (stage_ >= 2) {
       UnitState& own = units_[unit];
       accum* const sum = own.add ? all + shard_begin(unit) : own.own_gradients;
-      wait_stream(data_.stream(), compute_);
+      wait_stream(shard_ranks_.stream(), compute_);
       reduce_scatter(unit, all, sum);
-      if (own.add) accumulate(sum, own.own_gradients, group_.shard_size(unit), data_.stream());
+      if (own.add) accumulate(sum, own.own_gradients, group_.shard_size(unit), shard_ranks_.stream());
       own.add = !last;
-      gradient_buffer(unit).free.record(data_.stream());
+      gradient_buffer(unit).free.record(shard_ranks_.stream());
       group_.take_gradients(unit);  // own_gradients has the sum of the step
     } else if (last) {
-      wait_stream(data_.stream(), compute_);
-      if (stage_ == 0) data_.all_reduce(all, all, group_.size(unit));
+      wait_stream(shard_ranks_.stream(), compute_);
+      if (stage_ == 0) shard_ranks_.all_reduce(all, all, group_.size(unit));
       if (stage_ == 1) reduce_scatter(unit, all, all + shard_begin(unit));
     }
-    if (last && same_shard_.ranks() > 1) sum_copies(unit);
+    if (last && replicate_ranks_.ranks() > 1) sum_copies(unit);
   }
 
   // After the last micro-batch: `compute` waits for all sums. Work issued to it after this call reads the
   // global gradient of this rank's shards.
   void finish_gradient_sync() override {
-    wait_stream(compute_, data_.stream());
-    wait_stream(compute_, same_shard_.stream());
+    wait_stream(compute_, shard_ranks_.stream());
+    wait_stream(compute_, replicate_ranks_.stream());
   }
 
  private:
@@ -151,11 +152,11 @@ class Zero : public UnitHooks {
     real* own_weights = nullptr;     // [shard_size]
     accum* own_gradients = nullptr;  // [shard_size]
     bool add = false;                // stages 2 and 3: own_gradients holds a sum of this step
-    Event gathered;                  // done when all shards of the weights have arrived
+    Event weights_came;              // done when all shards of the weights have arrived
   };
 
   bool holds(int unit) const { return unit < std::ssize(units_) && units_[unit].own_weights != nullptr; }
-  size_t shard_begin(int unit) const { return data_.rank() * group_.shard_size(unit); }
+  size_t shard_begin(int unit) const { return shard_ranks_.rank() * group_.shard_size(unit); }
 
   // The unit that the pass uses after this one, or none. Backward does not read the embedding's weights.
   int next_unit(int unit, Pass pass) const {
@@ -186,32 +187,32 @@ class Zero : public UnitHooks {
   // all [size(unit)]. In stages 1 and 2 `gather` is in place: the own shard already lies in `all`.
   // reduce_scatter writes the own shard of the sum to `own`, which may be in its place in `all`.
   void gather(int unit, real* all) {
-    data_.all_gather(units_[unit].own_weights, all, group_.shard_size(unit));
+    shard_ranks_.all_gather(units_[unit].own_weights, all, group_.shard_size(unit));
   }
   void reduce_scatter(int unit, accum* all, accum* own) {
-    data_.reduce_scatter(all, own, group_.shard_size(unit));
+    shard_ranks_.reduce_scatter(all, own, group_.shard_size(unit));
   }
 
   // After the last micro-batch, with several copies: sums the gradient of this rank's shard over them.
   // Meanwhile the next unit's gradients are reduce-scattered.
   void sum_copies(int unit) {
     accum* const own = units_[unit].own_gradients;
-    wait_stream(same_shard_.stream(), data_.stream());
-    same_shard_.all_reduce(own, own, group_.shard_size(unit));
+    wait_stream(replicate_ranks_.stream(), shard_ranks_.stream());
+    replicate_ranks_.all_reduce(own, own, group_.shard_size(unit));
   }
 
   // Successive units use different buffers: backward writes one while the other is reduce-scattered.
   GradientBuffer& gradient_buffer(int unit) { return gradient_buffers_[unit % 2]; }
 
   // The buffer with this unit's weights. If no buffer has them, the communication stream gathers them into a
-  // buffer that does not hold unit `other`. The caller waits for units_[unit].gathered.
-  WeightBuffer& gathered(int unit, int other) {
+  // buffer that does not hold unit `other`. The caller waits for weights_came.
+  WeightBuffer& gathered_buffer(int unit, int other) {
     WeightBuffer& buffer = buffer_for(unit, other);
     if (buffer.unit == unit) return buffer;
     buffer.unit = unit;
-    wait_event(data_.stream(), buffer.free);
+    wait_event(shard_ranks_.stream(), buffer.free);
     gather(unit, buffer.weights);
-    units_[unit].gathered.record(data_.stream());
+    units_[unit].weights_came.record(shard_ranks_.stream());
     return buffer;
   }
   WeightBuffer& buffer_for(int unit, int other) {
@@ -224,7 +225,7 @@ class Zero : public UnitHooks {
 
   int stage_;
   ParameterGroup& group_;
-  Communicator &data_, &same_shard_;
+  Communicator &shard_ranks_, &replicate_ranks_;
   cudaStream_t compute_;
   Reshard reshard_;
   std::vector<UnitState> units_;

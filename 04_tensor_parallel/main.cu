@@ -24,10 +24,11 @@ void train(const OptionsWith<TensorParallelOptions>& options, World& world) {
   Communicator tensor_ranks(world, world.all(), "tensor", tensor_blocks);
   const MemoryPrediction predicted =
       require_memory(predict_memory(tensor_parallel_share(options, options.technique, world.ranks())));
-  TensorParallel tensor_parallel(options, options.technique, options.rows(), tensor_ranks, compute);
+  const auto tensor_parallel =
+      make_tensor_parallel(options, options.technique, options.rows(), tensor_ranks, compute);
   parameters.allocate();
   parameters.initialise(options.seed, compute);
-  const Seams seams = {{}, &tensor_parallel, &attention, &feed_forward};
+  const Seams seams = {{}, tensor_parallel.get(), &attention, &feed_forward};
 
   Transformer model(options, ids, parameters, options.sequence_length, seams, compute);
   const auto activations = model.make_activations(whole_model(options.model));
@@ -43,7 +44,7 @@ void train(const OptionsWith<TensorParallelOptions>& options, World& world) {
       model.backward(batch, *activations);
       if (world.rank() == 0) totals.add_loss(activations->loss);  // I: all have it, it counts once
     }
-    tensor_parallel.sum_partial_gradients(parameters);  // P -> I
+    tensor_parallel->sum_partial_gradients(parameters);  // P -> I
     optimizer.add_norm_squared(totals.norm_squared());
     tensor_ranks.sum_scalars(totals.data(), totals.size, compute);
     optimizer.step(run.step(), totals.norm_squared());

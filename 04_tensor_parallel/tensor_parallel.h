@@ -13,19 +13,16 @@
 //   g        all-gather (again in backward)         reduce-scatter   a region's input
 //   g-bar    reduce-scatter                         all-gather       its output
 //
-// In forward nothing else can run meanwhile. With --tp-overlap the products at the borders are made in
-// chunks of rows: one chunk's communication hides behind another one's product (Wang et al., "Overlap
-// Communication with Dependent Computation via Decomposition", 2023). Beyond that, this file only
-// communicates: activations, their gradients, and partial weight gradients. common/model/parameters.h
-// declares how weights are split.
+// This file only communicates: activations, their gradients, and partial weight gradients.
+// common/model/parameters.h declares how weights are split. In forward nothing else can run meanwhile, unless
+// the products at the borders are made in chunks (--tp-overlap, workbench/overlapped_region.cu).
 #pragma once
 
-#include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/rescale.h"
-#include "kernels/row_blocks.h"
 #include "model/memory.h"
 #include "model/seams.h"
 #include "options.h"
@@ -41,11 +38,8 @@ class TensorParallel : public TensorRegion {
                  Communicator& tensor, cudaStream_t compute)
       : sequence_parallel_(options.sequence_parallel && tensor.ranks() > 1),
         tensor_(tensor),
-        compute_(compute),
-        parts_(sequence_parallel_ ? tensor.ranks() : 1) {
+        compute_(compute) {
     if (tensor_.ranks() == 1) return;
-    if (options.tp_overlap > 1)
-      chunk_came_ = std::vector<Event>(std::min<int64_t>(options.tp_overlap, rows / parts_));
     largest_ = memory_.matrix<accum>(1, rows);
     if (!sequence_parallel_) return;
     gathered_ = memory_.matrix<real>(rows, training.model.d_model);
@@ -163,70 +157,14 @@ class TensorParallel : public TensorRegion {
     wait_stream(compute_, tensor_.stream());
   }
 
-  // ---- --tp-overlap: the products at the borders in parts
-
-  // While compute multiplies a chunk of rows, the communication stream gathers the next or sums the last one.
-  void enter_linear(const Blas& blas, Tensor x, Tensor weight, Tensor y) override {
-    if (!sequence_parallel_ || chunks() == 0) return TensorRegion::enter_linear(blas, x, weight, y);
-    const Tensor entered = gathered_.row_range(0, y.rows);
-    wait_stream(tensor_.stream(), compute_);
-    for (int i = 0; i < chunks(); ++i) {
-      const Tensor own = chunk(x, i);
-      tensor_.all_gather(own.data, packed(entered, i).first.data, own.size());
-      chunk_came_[i].record(tensor_.stream());
-    }
-    for (int i = 0; i < chunks(); ++i) {
-      wait_event(compute_, chunk_came_[i]);
-      linear_forward_blocks(blas, packed(entered, i), weight, in_place(y, i));
-    }
-  }
-
-  Tensor leave_linear(const Blas& blas, Tensor x, Tensor weight, Tensor partial) override {
-    if (chunks() == 0) return TensorRegion::leave_linear(blas, x, weight, partial);
-    const Tensor sum = sequence_parallel_ ? gathered_.row_range(0, x.rows / parts_) : partial;
-    for (int i = 0; i < chunks(); ++i) {
-      const Tensor of_chunk = chunk(sum, i);
-      const RowBlocks terms = packed(partial, i);
-      linear_forward_blocks(blas, in_place(x, i), weight, terms);
-      wait_stream(tensor_.stream(), compute_);
-      if (sequence_parallel_) {
-        tensor_.reduce_scatter(terms.first.data, of_chunk.data, of_chunk.size());
-      } else {
-        tensor_.all_reduce(terms.first.data, of_chunk.data, of_chunk.size());
-      }
-    }
-    wait_stream(compute_, tensor_.stream());
-    return sum;
-  }
-
- private:
+ protected:
   bool is_partial(TensorSplit split) const {
     return split == TensorSplit::held_inside || (split == TensorSplit::held_outside && sequence_parallel_);
-  }
-
-  // Chunk i of rows that a rank has outside.
-  int chunks() const { return static_cast<int>(chunk_came_.size()); }
-  Tensor chunk(Tensor outside, int i) const {
-    const int64_t begin = outside.rows * i / chunks(), end = outside.rows * (i + 1) / chunks();
-    return outside.row_range(begin, end - begin);
-  }
-  // Chunk i of all rows: a block of the rows that each rank has outside, so that a collective gives every
-  // rank its own. They lie in their places, or packed, one after the other, as a collective wants them.
-  RowBlocks in_place(Tensor all, int i) const {
-    const int64_t outside = all.rows / parts_;
-    return {chunk(all.row_range(0, outside), i), parts_, outside};
-  }
-  RowBlocks packed(Tensor all, int i) const {
-    const Tensor block = in_place(all, i).first;
-    const int64_t begin = (block.data - all.data) / all.columns;
-    return {all.row_range(begin * parts_, block.rows), parts_, block.rows};
   }
 
   bool sequence_parallel_;
   Communicator& tensor_;
   cudaStream_t compute_;
-  int parts_;                      // into which the rows outside are split
-  std::vector<Event> chunk_came_;  // [chunks]: gathered; empty without chunks
   DeviceArena memory_{Purpose::communication};
   AccumTensor largest_;  // [1, rows]: the largest logits over all ranks
   Tensor gathered_;      // [rows, d]: a region's input in forward, the gradient of its output in backward
@@ -234,6 +172,11 @@ class TensorParallel : public TensorRegion {
   const real* prefetched_ = nullptr;   // the x that is being gathered into entered_
   Event entered_came_, entered_used_;  // entered_ is complete; its last reader is done
 };
+
+// The region of the options: with --tp-overlap one that makes products in chunks.
+std::unique_ptr<TensorParallel> make_tensor_parallel(const TrainingConfig& training,
+                                                     const TensorParallelOptions& options, int64_t rows,
+                                                     Communicator& tensor, cudaStream_t compute);
 
 // What predict_memory (memory.h) needs of one of `ranks` tensor ranks: its columns, and the buffers above.
 inline RankShare tensor_parallel_share(RankShare share, const TensorParallelOptions& options, int ranks) {

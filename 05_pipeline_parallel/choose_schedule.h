@@ -16,8 +16,8 @@ bool completes_from_the_end(const Schedule& schedule);  // each rank the gradien
 std::string draw_schedule(const Schedule& schedule);
 void show_schedule(const PipelineOptions& options, int m);
 
-// The schedule of the options, for p ranks and m micro-batches.
-inline Schedule make_schedule(const PipelineOptions& options, int p, int m) {
+// The schedule that the options ask for, of p ranks and m micro-batches.
+inline Schedule chosen_schedule(const PipelineOptions& options, int p, int m) {
   if (options.pp_schedule == PpSchedule::from_file)
     return parse_schedule(options.pp_schedule_file, options.pp_schedule_text, p, m);
   return make_schedule(options.pp_schedule, p, m, options.vpp);
@@ -48,7 +48,7 @@ inline void complete_pipeline_options(const TrainingConfig& training, PipelineOp
             " ranks x ", chunks, " chunks");
   };
   check_layers(options.vpp / copies_of(options.pp_schedule));  // before lists that could be huge are made
-  const Schedule schedule = make_schedule(options, p, m);
+  const Schedule schedule = chosen_schedule(options, p, m);
   check_layers(schedule.v / schedule.copies);  // a file has its own number of chunks
   require(!schedule.splits_backward || training.recompute != Recompute::full, "--recompute", "full",
           "none or selective with ", schedule.name,

@@ -111,19 +111,29 @@ inline Instructions zb_v(int p, int m, int k) {
 }
 
 // In the steady state a forward in one chunk stands beside a backward in the other. (DeepSeek-V3 computes
-// both at once; we don't.) A rank keeps half a micro-batch more than zb-v. The eight steps are the published
-// ones; full from m >= 2p on.
+// both at once; we don't.) A rank keeps half a micro-batch more than zb-v. The eight steps are those of
+// DeepSeek's dualpipe.py, where chunk 0 goes down the V and chunk 1 comes up. All have their length from m >=
+// 2p on.
 inline Instructions dualpipe_v(int p, int m, int k) {
   GrowingList o(m);
   const int behind = p - k - 1;
+  // 1. Forwards go down, until the first micro-batch is back here.
   o.add(2 * behind, "F");
+  // 2. Forwards go down and come up, until the first gradient is here.
   o.add(k + 1, "Ff");
+  // 3. Chunk 1 has its first backwards. No rank waits for a forward down.
   o.add(behind, "bwf");
+  // 4. The main step: each forward stands beside a backward of the other chunk.
   o.add(m - 2 * p + k + 1, "FbwfBW");
+  // 5. All micro-batches have gone down; the last ones come up.
   o.add(behind, "bwfBW");
+  // 6. Only backwards are left. In the second half weight gradients are put off: other ranks wait for b and
+  // B.
   for (int i = 0; i <= k; ++i) o.add(1, i % 2 == 0 ? "bw" : "BW");
   for (int i = k + 1; i <= 2 * k + 1; ++i) o.add(1, i % 2 == 0 ? "b" : "B");
+  // 7. The last gradients of chunk 0 come; late weight gradients fill the time between them.
   o.add(behind, "LB");
+  // 8. The weight gradients that are left.
   o.add(k + 1, "L");
   return o.list();
 }
@@ -135,7 +145,7 @@ inline Instructions dualpipe(int p, int m, int k) {
   Instructions list = dualpipe_v(p / 2, m / 2, std::min(k, p - 1 - k));
   for (Instruction& i : list) {
     if (k >= p / 2) i.chunk = 1 - i.chunk;
-    if (i.chunk == 1) i.micro_batch += m / 2;  // those of the second copy
+    if (i.chunk == 1) i.micro_batch += m / 2;  // the second copy has these
   }
   return list;
 }

@@ -1,9 +1,29 @@
 // The executor of a pipeline schedule (schedule.h): an interpreter that runs this rank's list of
-// instructions on the GPU. It runs every schedule.
+// instructions on the GPU. It runs every schedule. This is the way of a micro-batch through one chunk of
+// layers:
 //
-// Messages between stages have four streams: {activations, gradients} x {in, out}. Each has a communicator of
-// two ranks. The host issues the whole list without waiting. Only events order the compute stream and these
-// four, and say when a buffer may be used again.
+//                          receive_activation      forward            send_activation
+//   stage before  ---------------------------> x ----------> output ----------------------> stage after
+//                                                    |
+//                                               activations
+//                                                    |
+//   stage before  <---------------------- gradient <-------- gradient <-------------------- stage after
+//                      send_gradient               backward           receive_gradient
+//
+// These are four kinds of memory, which other micro-batches use again. Who writes one waits, by an event,
+// until the micro-batch that was there before has been read:
+//
+//   memory        is written by              is read last by            event
+//   x             receive_activation         the input gradient         used
+//   activations   forward                    the weight gradients       none: both are on the compute stream
+//   output        forward                    send_activation            output_sent
+//   gradient      receive_gradient; then     send_gradient, and the     gradient_sent, gradient_read
+//                 backward, in its place     weight gradients
+//
+// Where a neighbouring stage is on this rank, too, a copy takes the place of the message.
+//
+// Messages have four streams: {activations, gradients} x {in, out}. Each has a communicator of two ranks. The
+// host issues the whole list without waiting. Only events order the compute stream and these four.
 #pragma once
 
 #include <array>
@@ -21,74 +41,27 @@
 #include "model/transformer.h"
 #include "ranks/comm.h"
 #include "run/totals.h"
+#include "stages.h"
 
 namespace pentatron {
 
 // The schedule of a pipeline that has the whole batch.
 inline Schedule schedule_of(const TrainingConfig& training, const PipelineOptions& options) {
-  return make_schedule(options, options.pp, micro_batches_of_a_rank(training, 1));
+  return chosen_schedule(options, options.pp, micro_batches_of_a_rank(training, 1));
 }
 inline void fit_to_ranks(const Options& all, PipelineOptions& options, int ranks) {
   complete_pipeline_options(all, options, ranks, micro_batches_of_a_rank(all, 1));
 }
 
-// The layers of a rank's chunks. A stage costs what its products cost, in units of a layer. So the head
-// counts; the embedding is a lookup and does not.
-inline std::vector<LayerRange> layers_of_rank(const TrainingConfig& options, const Schedule& schedule,
-                                              int rank) {
-  const ModelConfig& m = options.model;
-  const double in_head = static_cast<double>(m.vocab_size) * m.d_model;
-  const double in_layer = static_cast<double>(active_parameter_count(options.model) - 2 * in_head) / m.layers;
-  const double in_attention = 2.0 * options.sequence_length * m.d_model;  // scores and output
-  const int stages = schedule.stages();
-  const std::vector<int> first = split_layers(m.layers, stages, in_head / (in_layer + in_attention));
-  std::vector<LayerRange> chunks;
-  for (int chunk = 0; chunk < schedule.v; ++chunk) {
-    const int stage = schedule.stage(rank, chunk);
-    chunks.push_back({first[stage], first[stage + 1], stage == 0, stage == stages - 1});
-  }
-  return chunks;
-}
-
-// The ranks with the same stages, which sum their gradients: this one, or with two copies k and p - 1 - k.
-inline std::vector<int> replicas_of(const Schedule& s, int rank) {
-  if (s.copies == 1) return {rank};
-  return {std::min(rank, s.p - 1 - rank), std::max(rank, s.p - 1 - rank)};
-}
-inline ParameterLayout pipeline_layout(const Schedule& s, int rank, const std::vector<LayerRange>& chunks) {
-  return {.groups = {{rank == replicas_of(s, rank)[0] ? 0 : 1, s.copies}}, .units = units_of(chunks)};
-}
-
-// The stages between which a rank sends or receives: (where activations come from, where they go to).
-inline std::vector<std::pair<ModelChunk, ModelChunk>> edges_of(const Schedule& s, int rank) {
-  std::vector<std::pair<ModelChunk, ModelChunk>> edges;
-  for (int n = 0; n + 1 < std::ssize(s.placement); ++n) {
-    const ModelChunk from = s.placement[n], to = s.placement[n + 1];
-    const bool is_end = (n + 1) % s.stages() == 0;  // of a copy of the model
-    if (!is_end && from.rank != to.rank && (from.rank == rank || to.rank == rank))
-      edges.emplace_back(from, to);
-  }
-  return edges;
-}
-
-// The channels of NCCL that a rank's Pipeline will have: for its messages (connect), and for the sum of two
-// copies' gradients if it has to compute that.
-inline int channels_of_pipeline(const Schedule& s, int rank, bool sums_copies) {
-  std::set<std::pair<int, int>> ranks;
-  for (const auto& [from, to] : edges_of(s, rank)) ranks.emplace(from.rank, to.rank);
-  const int communicators = 2 * static_cast<int>(ranks.size());  // of activations and of gradients
-  return edge_blocks * communicators + (sums_copies && s.copies > 1 ? data_blocks : 0);
-}
-
 class Pipeline {
  public:
-  // `line`: the pipeline's ranks, as numbers in the world. `ranges`: the layers of this rank's chunks.
-  // `parameters`: whose gradients the copies of the model sum in run(); null: the caller sums them. Allocates
-  // the activations of micro-batches in flight. Throws ScheduleError if the schedule cannot run.
-  Pipeline(const Schedule& schedule, World& world, const std::vector<int>& line,
+  // `pipeline_ranks`: the pipeline's ranks, as numbers in the world. `ranges`: the layers of this rank's
+  // chunks. `parameters`: whose gradients the copies of the model sum in run(); null: the caller sums them.
+  // Allocates the activations of micro-batches in flight. Throws ScheduleError if the schedule cannot run.
+  Pipeline(const Schedule& schedule, World& world, const std::vector<int>& pipeline_ranks,
            const std::vector<LayerRange>& ranges, Transformer& model, cudaStream_t compute,
            Parameters* parameters = nullptr)
-      : rank_(std::find(line.begin(), line.end(), world.rank()) - line.begin()),
+      : rank_(std::ranges::find(pipeline_ranks, world.rank()) - pipeline_ranks.begin()),
         schedule_(checked(schedule)),
         model_(model),
         compute_(compute),
@@ -98,12 +71,12 @@ class Pipeline {
     // there. So each rank has two communicators with the next one; chunks share them. In a V there are two
     // for the way down and two for the way up.
     for (const auto& [from, to] : edges_of(schedule_, rank_)) {
-      connect(world, line, Action::send_activation, from, to);
-      connect(world, line, Action::send_gradient, to, from);
+      connect(world, pipeline_ranks, Action::send_activation, from, to);
+      connect(world, pipeline_ranks, Action::send_gradient, to, from);
     }
     if (!parameters || schedule_.copies == 1) return;
     std::vector<int> members;
-    for (const int rank : replicas_of(schedule_, rank_)) members.push_back(line[rank]);
+    for (const int rank : replicas_of(schedule_, rank_)) members.push_back(pipeline_ranks[rank]);
     copies_.emplace(world, members, "copies");
   }
 
@@ -139,30 +112,147 @@ class Pipeline {
   }
 
  private:
-  // The memory of a micro-batch in flight in one chunk.
+  // ---- What a chunk has
+
+  // The memory of a micro-batch in flight. An event is done when its message is complete, or (gradient_read)
+  // when the weight gradients have been computed.
   struct InFlight {
-    std::unique_ptr<Activations> activations;
-    Event output_sent, gradient_came, gradient_sent;
-    Event read;  // by the last that reads the gradient of a micro-batch
+    std::unique_ptr<Activations> activations;  // also output and gradient
+    Event output_sent, gradient_came, gradient_sent, gradient_read;
   };
-  // An activation from the stage before. Forward reads it as input().
+  // The memory of an activation from the stage before.
   struct Input {
     Tensor x;          // [outside, d]
-    Event came, used;  // used: the input gradient has read x
+    Event came, used;  // x is there; the input gradient has read it
   };
-  // Where one kind of message goes to, or comes from.
+  // Where messages of one kind go to, or come from.
   struct Link {
     Communicator* communicator = nullptr;
     int peer = 0;  // the other end, as a rank of the communicator
+
+    cudaStream_t stream() const { return communicator->stream(); }
+    void send(const Tensor& x) const { communicator->send(x.data, x.size(), peer); }
+    void receive(const Tensor& x) const { communicator->receive(x.data, x.size(), peer); }
   };
   struct Chunk {
     std::vector<InFlight> in_flight;
     std::vector<Input> inputs;                // [input_buffers]; none for the first stage
-    std::vector<int> in_flight_of, input_of;  // [micro-batches]
-    int last;                                 // micro-batch
+    std::vector<int> in_flight_of, input_of;  // [micro-batches]: which of these a micro-batch has
+    int last;                                 // the micro-batch whose weight gradients come last in a step
     std::array<Link, message_streams> links;  // [stream_of]; none where there is no such message
-    std::optional<int> before;                // the chunk of this rank that is the stage before
+    std::optional<int> chunk_before;          // where the stage before is on this rank, too: its chunk
   };
+
+  InFlight& in_flight(const Instruction& i) {
+    Chunk& chunk = chunks_[i.chunk];
+    return chunk.in_flight[chunk.in_flight_of[i.micro_batch]];
+  }
+  Input& input(const Instruction& i) {
+    Chunk& chunk = chunks_[i.chunk];
+    return chunk.inputs.at(chunk.input_of[i.micro_batch]);  // a stage that receives nothing has none
+  }
+  const Link& link(const Instruction& message) {
+    return chunks_[message.chunk].links[stream_of(message.action)];
+  }
+
+  // ---- The interpreter
+
+  void execute(const Instructions& list, const std::vector<Batch>& batches, StepTotals* totals) {
+    for (const Instruction& i : list) {
+      Batch batch = batches[i.micro_batch];
+      batch.last = i.micro_batch == chunks_[i.chunk].last;  // which a schedule may choose
+      const Action action = i.action;
+      if (action == Action::forward) compute_forward(i, batch);
+      if (action == Action::forward && totals) add_loss(i, *totals);
+      if (action == Action::backward || action == Action::input_gradient) compute_backward(i, batch);
+      if (action == Action::weight_gradient) compute_weight_gradients(i);
+      if (action == Action::send_activation) send_activation(i);
+      if (action == Action::send_gradient) send_gradient(i);
+      if (action == Action::receive_activation) receive_activation(i);
+      if (action == Action::receive_gradient) receive_gradient(i);
+    }
+  }
+
+  void compute_forward(const Instruction& i, const Batch& batch) {
+    InFlight& f = in_flight(i);
+    Activations& a = *f.activations;
+    if (!a.range.embedding) {
+      if (const InFlight* before = in_flight_before(i)) hand_over(before->activations->output, input(i).x);
+      wait_event(compute_, input(i).came);
+      a.input() = input(i).x;
+    }
+    wait_event(compute_, f.output_sent);  // by the micro-batch that was here before
+    model_.forward(batch, a);
+  }
+
+  void compute_backward(const Instruction& i, const Batch& batch) {
+    InFlight& f = in_flight(i);
+    wait_event(compute_, f.gradient_came);
+    wait_event(compute_, f.gradient_sent);  // by the micro-batch that was here before
+    model_.backward(batch, *f.activations);
+    if (!f.activations->range.embedding) input(i).used.record(compute_);
+    if (const InFlight* before = in_flight_before(i)) {
+      wait_event(compute_, before->gradient_sent);  // by the micro-batch that was there before
+      hand_over(f.activations->gradient, before->activations->gradient);
+    }
+    if (i.action == Action::backward) f.gradient_read.record(compute_);
+  }
+
+  void compute_weight_gradients(const Instruction& i) {
+    in_flight(i).activations->queue->issue_all();
+    in_flight(i).gradient_read.record(compute_);
+  }
+
+  // The micro-batch in the stage before, if that stage is on this rank, too. There it is in flight earlier
+  // and longer. So this chunk copies both: the output from there, and the gradient to there.
+  InFlight* in_flight_before(const Instruction& i) {
+    const std::optional<int> before = chunks_[i.chunk].chunk_before;
+    return before ? &in_flight({i.action, i.micro_batch, *before}) : nullptr;
+  }
+  void hand_over(const Tensor& from, const Tensor& to) {
+    CUDA_CHECK(cudaMemcpyAsync(to.data, from.data, from.bytes(), cudaMemcpyDeviceToDevice, compute_));
+  }
+
+  void add_loss(const Instruction& i, StepTotals& totals) {
+    const Activations& a = *in_flight(i).activations;
+    if (a.range.head) totals.add_loss(a.loss);
+  }
+
+  // ---- Messages: each waits, starts, and records the event that says that it is complete
+
+  void send_activation(const Instruction& i) {
+    const Link& out = link(i);
+    InFlight& f = in_flight(i);
+    wait_stream(out.stream(), compute_);
+    out.send(f.activations->output);
+    f.output_sent.record(out.stream());
+  }
+
+  void send_gradient(const Instruction& i) {
+    const Link& out = link(i);
+    InFlight& f = in_flight(i);
+    wait_stream(out.stream(), compute_);
+    out.send(f.activations->gradient);
+    f.gradient_sent.record(out.stream());
+  }
+
+  void receive_activation(const Instruction& i) {
+    const Link& in = link(i);
+    wait_event(in.stream(), input(i).used);  // by the micro-batch that was here before
+    in.receive(input(i).x);
+    input(i).came.record(in.stream());
+  }
+
+  void receive_gradient(const Instruction& i) {
+    const Link& in = link(i);
+    InFlight& f = in_flight(i);
+    wait_event(in.stream(), f.gradient_read);  // by the micro-batch that was here before
+    wait_event(in.stream(), f.gradient_sent);
+    in.receive(f.activations->gradient);
+    f.gradient_came.record(in.stream());
+  }
+
+  // ---- What the constructor makes
 
   std::vector<Chunk> make_chunks(const std::vector<LayerRange>& ranges) {
     std::vector<Chunk> chunks(ranges.size());
@@ -179,7 +269,7 @@ class Pipeline {
       chunk.last = last_micro_batch(list_, c);
       if (ranges[c].embedding) continue;
       const ModelChunk before = *neighbour(schedule_, rank_, c, -1);
-      if (before.rank == rank_) chunk.before = before.chunk;
+      if (before.rank == rank_) chunk.chunk_before = before.chunk;
       chunk.inputs = std::vector<Input>(input_buffers(schedule_, rank_, c));
       const Tensor shape = chunk.in_flight[0].activations->output;
       for (Input& input : chunk.inputs) input.x = memory_.matrix<real>(shape.rows, shape.columns);
@@ -187,126 +277,26 @@ class Pipeline {
     return chunks;
   }
 
-  void connect(World& world, const std::vector<int>& line, Action send, ModelChunk from, ModelChunk to) {
+  // Makes what the messages need that go by `send` from one stage to another.
+  void connect(World& world, const std::vector<int>& pipeline_ranks, Action send, ModelChunk from,
+               ModelChunk to) {
     const bool out = rank_ == from.rank;
     auto& communicator = communicators_[{send, from.rank, to.rank}];
     if (!communicator) {
       std::string name = send == Action::send_gradient ? "gradients" : "activations";
       name += out ? " out" : " in";
       if (!names_.insert(name).second) name += " 2";  // in a V
-      const std::vector<int> members = {line[from.rank], line[to.rank]};
+      const std::vector<int> members = {pipeline_ranks[from.rank], pipeline_ranks[to.rank]};
       communicator = std::make_unique<Communicator>(world, members, name, edge_blocks);
     }
     const int peer = out ? 1 : 0;
     real* const scratch = chunks_[0].in_flight[0].activations->gradient.data;
     communicator->connect(peer, peer, scratch);
-    const int receive = stream_of(send) - 1;  // its other end
-    chunks_[out ? from.chunk : to.chunk].links[out ? stream_of(send) : receive] = {communicator.get(), peer};
+    Chunk& chunk = chunks_[out ? from.chunk : to.chunk];
+    chunk.links[stream_of(out ? send : other_end(send))] = {communicator.get(), peer};
   }
 
-  Link& link_of(const Instruction& message) {
-    return chunks_[message.chunk].links[stream_of(message.action)];
-  }
-  InFlight& in_flight(const Instruction& i) {
-    Chunk& chunk = chunks_[i.chunk];
-    return chunk.in_flight[chunk.in_flight_of[i.micro_batch]];
-  }
-  Input& input(const Instruction& i) {
-    Chunk& chunk = chunks_[i.chunk];
-    return chunk.inputs.at(chunk.input_of[i.micro_batch]);  // a stage that receives nothing has none
-  }
-
-  void execute(const Instructions& list, const std::vector<Batch>& batches, StepTotals* totals) {
-    for (const Instruction& i : list) {
-      if (is_send(i.action)) {
-        send(i);
-      } else if (i.action == Action::receive_activation) {
-        receive_activation(i);
-      } else if (i.action == Action::receive_gradient) {
-        receive_gradient(i);
-      } else {
-        compute(i, batches, totals);
-      }
-    }
-  }
-  void compute(const Instruction& i, const std::vector<Batch>& batches, StepTotals* totals) {
-    Activations& a = *in_flight(i).activations;
-    Batch batch = batches[i.micro_batch];
-    batch.last = i.micro_batch == chunks_[i.chunk].last;  // which a schedule may choose
-    if (i.action == Action::forward) {
-      compute_forward(i, batch);
-      if (totals && a.range.head) totals->add_loss(a.loss);
-    } else if (i.action == Action::weight_gradient) {
-      a.queue->issue_all();
-      in_flight(i).read.record(compute_);
-    } else {
-      compute_backward(i, batch);
-    }
-  }
-
-  void compute_forward(const Instruction& i, const Batch& batch) {
-    InFlight& f = in_flight(i);
-    Activations& a = *f.activations;
-    if (!a.range.embedding) {
-      if (const InFlight* before = in_flight_before(i)) hand_over(before->activations->output, input(i).x);
-      wait_event(compute_, input(i).came);
-      a.input() = input(i).x;
-    }
-    wait_event(compute_, f.output_sent);  // of the micro-batch that was here before
-    model_.forward(batch, a);
-  }
-
-  void compute_backward(const Instruction& i, const Batch& batch) {
-    InFlight& f = in_flight(i);
-    wait_event(compute_, f.gradient_came);
-    wait_event(compute_, f.gradient_sent);  // that of the micro-batch that was here before
-    model_.backward(batch, *f.activations);
-    if (!f.activations->range.embedding) input(i).used.record(compute_);
-    if (const InFlight* before = in_flight_before(i)) {
-      wait_event(compute_, before->gradient_sent);  // that of the micro-batch that was there before
-      hand_over(f.activations->gradient, before->activations->gradient);
-    }
-    if (i.action == Action::backward) f.read.record(compute_);
-  }
-
-  // The micro-batch in the stage before, if that stage is on this rank, too. There it is in flight earlier
-  // and longer. So this chunk copies both: the output from there, and the gradient to there.
-  InFlight* in_flight_before(const Instruction& i) {
-    const std::optional<int> before = chunks_[i.chunk].before;
-    return before ? &in_flight({i.action, i.micro_batch, *before}) : nullptr;
-  }
-  void hand_over(const Tensor& from, const Tensor& to) {
-    CUDA_CHECK(cudaMemcpyAsync(to.data, from.data, from.bytes(), cudaMemcpyDeviceToDevice, compute_));
-  }
-
-  void send(const Instruction& i) {
-    const auto [out, peer] = link_of(i);
-    InFlight& f = in_flight(i);
-    const bool forward = i.action == Action::send_activation;
-    const Tensor tensor = forward ? f.activations->output : f.activations->gradient;
-    wait_stream(out->stream(), compute_);
-    out->send(tensor.data, tensor.size(), peer);
-    (forward ? f.output_sent : f.gradient_sent).record(out->stream());
-  }
-
-  void receive_activation(const Instruction& i) {
-    const auto [in, peer] = link_of(i);
-    wait_event(in->stream(), input(i).used);
-    in->receive(input(i).x.data, input(i).x.size(), peer);
-    input(i).came.record(in->stream());
-  }
-
-  void receive_gradient(const Instruction& i) {
-    const auto [in, peer] = link_of(i);
-    InFlight& f = in_flight(i);
-    const Tensor gradient = f.activations->gradient;
-    wait_event(in->stream(), f.read);  // that of the micro-batch that was here before
-    wait_event(in->stream(), f.gradient_sent);
-    in->receive(gradient.data, gradient.size(), peer);
-    f.gradient_came.record(in->stream());
-  }
-
-  const int rank_;  // of the pipeline
+  const int rank_;  // this one's number in the pipeline
   const Schedule schedule_;
   const Instructions& list_ = schedule_.ranks[rank_];
   Transformer& model_;
@@ -314,10 +304,10 @@ class Pipeline {
   Parameters* const parameters_;
   DeviceArena memory_{Purpose::activations};
   std::vector<Chunk> chunks_;
-  // One for each kind of message from one rank to another: (send_activation or send_gradient, from, to).
+  // A communicator for each kind of message from one rank to another. Chunks share it.
   std::map<std::tuple<Action, int, int>, std::unique_ptr<Communicator>> communicators_;
   std::set<std::string> names_;
-  std::optional<Communicator> copies_;  // of the model, which sum their gradients
+  std::optional<Communicator> copies_;  // the ranks with the same stages, which sum their gradients
 };
 
 // What a pipeline rank keeps, as its schedule says.

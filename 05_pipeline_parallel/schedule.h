@@ -16,6 +16,8 @@
 
 namespace pentatron {
 
+// First what a rank computes, then its messages. The messages have the order of their streams (stream_of):
+// those that go forward stand before those that come back.
 enum class Action {
   forward,
   backward,         // input gradient and weight gradient together
@@ -30,7 +32,7 @@ enum class Action {
 struct Instruction {
   Action action;
   int micro_batch;
-  int chunk;  // of the model, on this rank
+  int chunk;  // the rank's chunk of the model, from 0
   bool operator==(const Instruction&) const = default;
 };
 using Instructions = std::vector<Instruction>;
@@ -57,18 +59,19 @@ inline Placement v_shaped(int p) {
 }
 
 struct Schedule {
-  std::string name;      // of an order above, or the path of a file
+  std::string name;      // the option's word, or the path of a file
   bool splits_backward;  // input gradient and weight gradient are two instructions
   int p, m, v;           // ranks, micro-batches, model chunks a rank
   Placement placement;
   std::vector<Instructions> ranks;
-  int copies = 1;  // of the model; each has its part of the micro-batches, the first one the first part
+  int copies = 1;  // so many copies of the model; each has a part of the micro-batches, in their order
 
   int stages() const { return p * v / copies; }
-  int index(int rank, int chunk) const {  // in `placement`
-    const int looped = chunk * p + rank;  // where it mostly is
+  // The place of a chunk in `placement`. The usual one is that of looped stages.
+  int index(int rank, int chunk) const {
+    const int usual = chunk * p + rank;
     const ModelChunk wanted = {rank, chunk};
-    if (placement[looped] == wanted) return looped;
+    if (placement[usual] == wanted) return usual;
     return static_cast<int>(std::ranges::find(placement, wanted) - placement.begin());
   }
   int stage(int rank, int chunk) const { return index(rank, chunk) % stages(); }
@@ -79,6 +82,14 @@ struct Schedule {
 inline bool is_message(Action action) { return action >= Action::receive_activation; }
 inline bool is_send(Action action) {
   return action == Action::send_activation || action == Action::send_gradient;
+}
+inline bool is_of_gradient(Action message) {
+  return message == Action::receive_gradient || message == Action::send_gradient;
+}
+// What the rank at the other end does: it receives what is sent, and sends what is received.
+inline Action other_end(Action message) {
+  if (is_of_gradient(message)) return is_send(message) ? Action::receive_gradient : Action::send_gradient;
+  return is_send(message) ? Action::receive_activation : Action::send_activation;
 }
 
 // The compute instructions of one micro-batch, in order.
@@ -165,7 +176,7 @@ inline PeakInFlight peak_in_flight(const Instructions& list, std::optional<int> 
   return peak;
 }
 
-// The instruction that fills a chunk's input buffer: the receive, or where the stage before is on this rank,
+// The instruction that fills a chunk's input buffer: the receive; where the stage before is on this rank,
 // the forward, which copies.
 inline Action fills_input(const Schedule& s, int rank, int chunk) {
   return receive_before(s, rank, {Action::forward, 0, chunk}).value_or(Action::forward);

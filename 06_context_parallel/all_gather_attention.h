@@ -21,7 +21,7 @@ class AllGatherAttention : public AttentionByRank {
 
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
     const cudaStream_t compute = blas.stream();
-    const AccumTensor out = wide(t.out, blocks_.wide_memory());
+    const AccumTensor out = accumulator(t.out, blocks_.accumulator_memory());
     begin_gather(t, compute);
     for (int step = 0; step < ranks_; ++step) {
       if (step == 1) wait_stream(compute, context_.stream());  // only its own keys are here before
@@ -35,7 +35,7 @@ class AllGatherAttention : public AttentionByRank {
                 const AttentionGradients& g) override {
     const cudaStream_t compute = blas.stream();
     attention_dots(t.out, g.d_out, g.d_out_dot_out, compute);
-    const AccumTensor d_q = wide(g.d_q, blocks_.wide_memory());
+    const AccumTensor d_q = accumulator(g.d_q, blocks_.accumulator_memory());
     zero(d_q, compute);
     begin_gather(t, compute);
     for (int step = 0; step < ranks_; ++step) {
@@ -48,7 +48,7 @@ class AllGatherAttention : public AttentionByRank {
     }
     wait_stream(context_.stream(), compute);
     const KeysValues<accum> sums = d_gathered_.part(context_.rank(), ranks_);
-    const KeysValues<accum> own = {wide(g.d_k, sums.k), wide(g.d_v, sums.v)};
+    const KeysValues<accum> own = {accumulator(g.d_k, sums.k), accumulator(g.d_v, sums.v)};
     {
       const Communicator::Group together(context_);
       context_.reduce_scatter(d_gathered_.k.data, own.k.data, own.k.size());

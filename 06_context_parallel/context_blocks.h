@@ -28,7 +28,7 @@ struct VisibleBlock {
   AttentionBlock block;
 };
 
-// The block of `rank`'s queries and `origin`'s keys that causality leaves, or nothing. `shape`: of a rank.
+// The block of `rank`'s queries and `origin`'s keys that causality leaves, or nothing. `shape` is a rank's.
 inline std::optional<VisibleBlock> visible_block(CpLayout layout, AttentionShape shape, int rank,
                                                  int origin) {
   const int all = shape.sequence, half = all / 2;
@@ -87,7 +87,7 @@ struct KeysValues {
   static KeysValues allocate(DeviceArena& memory, int64_t rows, int64_t columns) {
     return {memory.matrix<T>(rows, columns), memory.matrix<T>(rows, columns)};
   }
-  // Of one of `ranks` that have equal parts of these rows.
+  // The rows of one of `ranks` that have equal parts of these rows.
   KeysValues part(int rank, int ranks) const {
     const int64_t rows = k.rows / ranks;
     return {k.row_range(rank * rows, rows), v.row_range(rank * rows, rows)};
@@ -99,9 +99,9 @@ inline void zero(AccumTensor x, cudaStream_t stream) {
 }
 
 // Sums over blocks are in `accum` and rounded once, at the end; otherwise their error would grow with the
-// ranks. wide: the matrix in which to sum up `result`: itself if its type is `accum`, otherwise `memory`.
+// ranks. Returns the matrix in which to sum up `result`: itself if its type is `accum`, otherwise `memory`.
 template <class T>
-AccumTensor wide(Matrix<T> result, AccumTensor memory) {
+AccumTensor accumulator(Matrix<T> result, AccumTensor memory) {
   if constexpr (std::is_same_v<T, accum>)
     return result;
   else
@@ -119,13 +119,14 @@ class AttentionBlocks {
     const auto& [rows, sequence, c] = context_part(training, ranks, tensor_ranks);
     out_ = memory_.matrix<accum>(rows, c.q);
     lse_ = memory_.matrix<accum>(rows, c.heads);
-    if (!std::is_same_v<real, accum>) wide_ = memory_.matrix<accum>(rows, c.q);
+    if (!std::is_same_v<real, accum>) accumulator_ = memory_.matrix<accum>(rows, c.q);
     if (kind_ != Attention::naive) return;
     scores_ = memory_.matrix<real>(c.heads * sequence, sequence);
     d_scores_ = memory_.matrix<real>(c.heads * sequence, sequence);
   }
 
-  AccumTensor wide_memory() const { return wide_; }  // for out in forward, and for d_q in backward
+  // Where forward may sum up out, and backward d_q.
+  AccumTensor accumulator_memory() const { return accumulator_; }
   Tensor d_scores() const { return d_scores_; }
 
   // Adds the keys that are visible to `out` and t.lse. The first block must be the diagonal: there every
@@ -160,15 +161,16 @@ class AttentionBlocks {
 
   const Attention kind_;
   DeviceArena memory_{Purpose::communication};
-  AccumTensor out_, lse_;     // [rows, heads*head_size], [rows, heads]: of one block, to be merged
-  AccumTensor wide_;          // [rows, heads*head_size]
-  Tensor scores_, d_scores_;  // [heads*sequence, sequence]: of one block of one sequence
+  AccumTensor out_, lse_;     // [rows, heads*head_size], [rows, heads]: one block has them, to be merged
+  AccumTensor accumulator_;   // [rows, heads*head_size]
+  Tensor scores_, d_scores_;  // [heads*sequence, sequence]: one block of one sequence has them
 };
 
 // What a ring and an all-gather share: attention to the keys of all ranks, one rank's after the other.
 class AttentionByRank : public AttentionCore {
  public:
-  // `training`: of whole sequences and all heads. This rank has one of `tensor_ranks` parts of the heads.
+  // `training` describes whole sequences and all heads. This rank has one of `tensor_ranks` parts of the
+  // heads.
   AttentionByRank(const TrainingConfig& training, CpLayout layout, Communicator& context, int tensor_ranks)
       : AttentionCore(training.attention),
         layout_(layout),

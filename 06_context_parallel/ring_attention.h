@@ -27,7 +27,7 @@ class RingAttention : public AttentionByRank {
 
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
     const cudaStream_t compute = blas.stream();
-    const AccumTensor out = wide(t.out, blocks_.wide_memory());
+    const AccumTensor out = accumulator(t.out, blocks_.accumulator_memory());
     KeysValues<real> present = {t.k, t.v};
     for (int step = 0; step < ranks_; ++step) {
       wait_stream(context_.stream(), compute);  // compute has finished with the buffer that the hop fills
@@ -44,7 +44,7 @@ class RingAttention : public AttentionByRank {
                 const AttentionGradients& g) override {
     const cudaStream_t compute = blas.stream();
     if (t.out.data != nullptr) attention_dots(t.out, g.d_out, g.d_out_dot_out, compute);
-    const AccumTensor d_q = wide(g.d_q, blocks_.wide_memory());
+    const AccumTensor d_q = accumulator(g.d_q, blocks_.accumulator_memory());
     zero(d_q, compute);
     KeysValues<real> present = {t.k, t.v};
     for (int step = 0; step < ranks_; ++step) {
@@ -62,7 +62,7 @@ class RingAttention : public AttentionByRank {
       present = next;
     }
     wait_stream(context_.stream(), compute);
-    const KeysValues<accum> own = {wide(g.d_k, own_sums().k), wide(g.d_v, own_sums().v)};
+    const KeysValues<accum> own = {accumulator(g.d_k, own_sums().k), accumulator(g.d_v, own_sums().v)};
     return_sums(own);
     wait_stream(compute, context_.stream());
     round_to(g.d_q, d_q, compute);

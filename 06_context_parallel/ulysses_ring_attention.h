@@ -17,12 +17,12 @@ namespace pentatron {
 struct UlyssesRing {
   UlyssesRing(const TrainingConfig& training, const ContextParallelOptions& options, Communicator& context,
               int tensor_ranks)
-      : heads(context.world(), part(context, options.ulysses, false), "context heads"),
-        ring(context.world(), part(context, options.ulysses, true), "context ring"),
+      : heads(context.world(), members(context, options.ulysses, false), "context heads"),
+        ring(context.world(), members(context, options.ulysses, true), "context ring"),
         attention(training, options.cp_layout, ring, tensor_ranks * options.ulysses) {}
 
   // The context ranks, as numbers in the world, that are neighbours of this one, or in a ring with it.
-  static std::vector<int> part(const Communicator& context, int u, bool is_ring) {
+  static std::vector<int> members(const Communicator& context, int u, bool is_ring) {
     std::vector<int> ranks;
     for (int i = 0; i < context.ranks(); ++i) {
       const bool together = is_ring ? i % u == context.rank() % u : i / u == context.rank() / u;

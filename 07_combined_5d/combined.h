@@ -30,7 +30,7 @@ inline void check_combined(CombinedOptions& options, const MeshShape& shape) {
   const int micro_batches = micro_batches_of_a_rank(options, shape.dp);
   complete_pipeline_options(options, options.pipeline, shape.pp, micro_batches);
   const bool has_buckets = options.zero.zero_stage == 0 && options.data_parallel.dp_sync == DpSync::bucket;
-  require(!has_buckets || completes_from_the_end(make_schedule(options.pipeline, shape.pp, micro_batches)),
+  require(!has_buckets || completes_from_the_end(chosen_schedule(options.pipeline, shape.pp, micro_batches)),
           "--dp-sync", "bucket",
           "overlap or naive: with this schedule a rank completes the gradients of an earlier stage before "
           "those of a later one");
@@ -60,7 +60,7 @@ inline std::unique_ptr<UnitHooks> sync_gradients(const CombinedOptions& options,
   ParameterGroup& group = parameters.group(group_number);
   Communicator& ranks = group_number == dense_group ? mesh.gradients : mesh.expert_gradients;
   if (options.zero.zero_stage > 0) {
-    return std::make_unique<Zero>(options.zero.zero_stage, group, ranks, mesh.same_shard, compute,
+    return std::make_unique<Zero>(options.zero.zero_stage, group, ranks, mesh.replicate, compute,
                                   reshard_of(mesh.shape));
   }
   group.allocate();

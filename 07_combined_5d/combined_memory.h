@@ -15,7 +15,7 @@ namespace pentatron {
 
 // The pipeline schedule of one data rank's micro-batches.
 inline Schedule schedule_of(const CombinedOptions& options, const MeshShape& shape) {
-  return make_schedule(options.pipeline, shape.pp, micro_batches_of_a_rank(options, shape.dp));
+  return chosen_schedule(options.pipeline, shape.pp, micro_batches_of_a_rank(options, shape.dp));
 }
 
 // A pipeline uses a unit again for every micro-batch. To gather its weights each time would cost too much, so

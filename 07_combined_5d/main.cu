@@ -19,14 +19,15 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
   if (show_pictures(options, world)) return;                // 05, 07
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");
-  const MeshShape shape = mesh_shape(options, world.ranks());                                         // 07
-  Mesh mesh(shape, world);                                                                            // 07
-  const Schedule schedule = schedule_of(options, shape);                                              // 05
-  const auto chunks = layers_of_rank(options, schedule, mesh.at.pp);                                  // 05
-  const auto positions = positions_of_rank(options, options.context, mesh.at.cp, shape.cp);           // 06
-  TensorParallel tensor_parallel(options, options.tensor, mesh.rows(options), mesh.tensor, compute);  // 04
-  const auto attention = context_attention(options, options.context, mesh.context, shape.tp);         // 06
-  std::optional<ExpertParallel> expert_mlp;                                                           // 07
+  const MeshShape shape = mesh_shape(options, world.ranks());                                // 07
+  Mesh mesh(shape, world);                                                                   // 07
+  const Schedule schedule = schedule_of(options, shape);                                     // 05
+  const auto chunks = layers_of_rank(options, schedule, mesh.at.pp);                         // 05
+  const auto positions = positions_of_rank(options, options.context, mesh.at.cp, shape.cp);  // 06
+  const auto tensor_parallel =
+      make_tensor_parallel(options, options.tensor, mesh.rows(options), mesh.tensor, compute);  // 04
+  const auto attention = context_attention(options, options.context, mesh.context, shape.tp);   // 06
+  std::optional<ExpertParallel> expert_mlp;                                                     // 07
   if (options.model.experts > 0)
     expert_mlp.emplace(options, options.experts, mesh.experts, compute, &mesh.context, &mesh.tensor);  // 07
   FeedForward dense_mlp;
@@ -41,7 +42,7 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
   const auto experts = sync_gradients(options, mesh, parameters, expert_group, compute);  // 07
   parameters.initialise(options.seed, compute);
   const Seams seams = {
-      {dense.get(), experts.get()}, &tensor_parallel, attention.get(), &feed_forward};  // 02-07
+      {dense.get(), experts.get()}, tensor_parallel.get(), attention.get(), &feed_forward};  // 02-07
 
   Transformer model(options, ids, parameters, std::ssize(positions), seams, compute);  // 06
   Pipeline pipeline(schedule, world, mesh.pipeline, chunks, model, compute);           // 05
@@ -56,7 +57,7 @@ void train(const CombinedOptions& options, World& world) {  // 02-07
     pipeline.run(loader.load(run.step(), compute), mesh.at.tp == 0 ? &totals : nullptr);  // 05, 04
     if (expert_mlp) expert_mlp->add_balance_loss(totals);                                 // 07
     for (UnitHooks* hooks : seams.hooks) hooks->finish_gradient_sync();                   // 02, 03
-    tensor_parallel.sum_partial_gradients(parameters);                                    // 04
+    tensor_parallel->sum_partial_gradients(parameters);                                   // 04
     optimizer.add_norm_squared(totals.norm_squared());
     mesh.all.sum_scalars(totals.data(), totals.size, compute);  // 02
     optimizer.step(run.step(), totals.norm_squared());

@@ -7,7 +7,8 @@
 // and ZeRO shards over both. The expert axis divides these DP x CP ranks: EP consecutive ranks share out the
 // experts. The ranks that hold the same experts sum the gradients of these experts. With two copies of the
 // model in a pipeline (dualpipe), the pipeline ranks k and PP - 1 - k hold the same weights, too. With
-// --shard-ranks N, N neighbours of the ranks with the same weights hold them in shards.
+// --shard-ranks N, N neighbours of the ranks with the same weights hold them in shards, and sum gradients;
+// the ranks with the same shard are a replicate group (03).
 #pragma once
 
 #include <algorithm>
@@ -29,7 +30,7 @@ namespace pentatron {
 // The degree of each axis: its number of ranks.
 struct MeshShape {
   int tp = 1, cp = 1, dp = 1, pp = 1, ep = 1;
-  int copies = 1;       // of the model in a pipeline
+  int copies = 1;       // so many copies of the model are in a pipeline
   int shard_ranks = 0;  // ZeroOptions
   int ranks() const { return tp * cp * dp * pp; }
   int replicas() const { return cp * dp * copies; }  // ranks with the same weights
@@ -44,28 +45,29 @@ struct MeshCoordinates {
   int tp, cp, dp, pp;
 };
 
-// Solves rank = tp + TP (cp + CP (dp + DP pp)) for the places.
+// Solves rank = tp + TP (cp + CP (dp + DP pp)) for the coordinates.
 inline MeshCoordinates coordinates_of(const MeshShape& shape, int rank) {
   return {rank % shape.tp, rank / shape.tp % shape.cp, rank / (shape.tp * shape.cp) % shape.dp,
           rank / (shape.tp * shape.cp * shape.dp)};
 }
 
-enum class MeshGroup { tensor, context, pipeline, gradients, experts, expert_gradients, same_shard, all };
+enum class MeshGroup { tensor, context, pipeline, gradients, experts, expert_gradients, replicate, all };
 
 // A group's key: ranks with equal keys form the group.
 inline std::array<int, 3> in_common(const MeshShape& shape, MeshGroup group, int rank) {
   const MeshCoordinates at = coordinates_of(shape, rank);
-  const int stages = shape.copies == 1 ? at.pp : std::min(at.pp, shape.pp - 1 - at.pp);
-  const int replica = at.cp + shape.cp * (at.dp + shape.dp * (at.pp > stages));  // among all of its stage
+  // With two copies of the model in a pipeline: the first of the two pipeline ranks with the same stages.
+  const int pp = shape.copies == 1 ? at.pp : std::min(at.pp, shape.pp - 1 - at.pp);
+  // This rank's number among those with the same weights.
+  const int replica = at.cp + shape.cp * (at.dp + shape.dp * (at.pp > pp));
   const int shard_group = replica / shape.shards();
   if (group == MeshGroup::tensor) return {at.cp, at.dp, at.pp};
   if (group == MeshGroup::context) return {at.tp, at.dp, at.pp};
   if (group == MeshGroup::pipeline) return {at.tp, at.cp, at.dp};
-  if (group == MeshGroup::gradients) return {at.tp, stages, shard_group};
+  if (group == MeshGroup::gradients) return {at.tp, pp, shard_group};
   if (group == MeshGroup::experts) return {at.tp, at.pp, replica / shape.ep};
-  if (group == MeshGroup::expert_gradients)
-    return {at.tp, stages, shape.ep * shard_group + replica % shape.ep};
-  if (group == MeshGroup::same_shard) return {at.tp, stages, replica % shape.shards()};
+  if (group == MeshGroup::expert_gradients) return {at.tp, pp, shape.ep * shard_group + replica % shape.ep};
+  if (group == MeshGroup::replicate) return {at.tp, pp, replica % shape.shards()};
   return {};
 }
 
@@ -141,7 +143,7 @@ class Mesh {
         experts(world, members_of(shape, MeshGroup::experts, world.rank()), "experts"),
         expert_gradients(world, members_of(shape, MeshGroup::expert_gradients, world.rank()),
                          "expert gradients"),
-        same_shard(world, members_of(shape, MeshGroup::same_shard, world.rank()), "same shard"),
+        replicate(world, members_of(shape, MeshGroup::replicate, world.rank()), "replicate"),
         all(world, members_of(shape, MeshGroup::all, world.rank()), "all") {}
 
   // How the axes split the parameters of `units`, which this rank holds. The replicas are in the order of the
@@ -149,8 +151,8 @@ class Mesh {
   ParameterLayout parameter_layout(const std::vector<int>& units) const {
     return {tensor.rank(),
             tensor.ranks(),
-            {{gradients.rank(), gradients.ranks(), same_shard.rank()},
-             {expert_gradients.rank(), expert_gradients.ranks(), same_shard.rank()}},
+            {{gradients.rank(), gradients.ranks(), replicate.rank()},
+             {expert_gradients.rank(), expert_gradients.ranks(), replicate.rank()}},
             units};
   }
 
@@ -165,7 +167,7 @@ class Mesh {
   const MeshShape shape;
   const MeshCoordinates at;
   const std::vector<int> pipeline;  // ranks of the world; each edge between two has communicators of its own
-  Communicator tensor, context, gradients, experts, expert_gradients, same_shard;
+  Communicator tensor, context, gradients, experts, expert_gradients, replicate;
   Communicator all;  // the gradient norm and the loss
 };
 

@@ -189,7 +189,8 @@ TEST_CASE("make diff-NN shows what calls NCCL behind a seam, against the nearest
   };
   const std::vector<std::vector<std::string>> shown = {
       {"data_.all_reduce(gradients, gradients, size);"},
-      {"data_.all_gather(units_", "data_.reduce_scatter(all, own", "same_shard_.all_reduce(own, own"},
+      {"shard_ranks_.all_gather(units_", "shard_ranks_.reduce_scatter(all, own",
+       "replicate_ranks_.all_reduce(own, own"},
       {"Tensor gather(Tensor ", "Tensor begin_sum(Tensor ", "return x; }",
        "tensor_.all_reduce(sum_and_target"},
       {"pipeline.run("},

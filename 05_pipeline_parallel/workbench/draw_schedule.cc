@@ -76,10 +76,10 @@ std::string draw_schedule(const Schedule& s) {
 // the most on a rank, of all its layers (so two chunks of half of them are one).
 void show_schedule(const PipelineOptions& options, int m) {
   std::ostream& text = std::cout;
-  text << draw_schedule(make_schedule(options, options.pp, m)) << '\n';
+  text << draw_schedule(chosen_schedule(options, options.pp, m)) << '\n';
   text << std::string(13, ' ') << "    time  bubble  of the work  in flight\n";
   const auto add = [&](const PipelineOptions& o) {
-    const Schedule s = make_schedule(o, o.pp, m);
+    const Schedule s = chosen_schedule(o, o.pp, m);
     const Simulation played = play(s);
     int most = 0;
     for (const PeakInFlight& peak : played.in_flight) most = std::max(most, peak.until_weight_gradient);

@@ -186,15 +186,14 @@ class Simulator {
   void start(const Message& mine) {
     const Instruction& i = s_.ranks[mine.rank][mine.n];
     const ModelChunk peer = peer_of(s_, mine.rank, i);
-    const bool send = is_send(i.action), gradient = stream_of(i.action) >= 2;
+    const bool send = is_send(i.action), gradient = is_of_gradient(i.action);
     const int from = send ? mine.rank : peer.rank, to = send ? peer.rank : mine.rank;
     std::deque<Message>& waiting = started_[{from, to, gradient}];
     if (waiting.empty() || waiting.front().rank == mine.rank) return waiting.push_back(mine);
     const Message other = waiting.front();
     waiting.pop_front();
     const Instruction& came = s_.ranks[other.rank][other.n];
-    const auto expected = static_cast<Action>(static_cast<int>(i.action) + (send ? -1 : 1));
-    if (came != Instruction{expected, i.micro_batch, peer.chunk})
+    if (came != Instruction{other_end(i.action), i.micro_batch, peer.chunk})
       fail(to, send ? other.n : mine.n, text("what comes is rank ", from, "'s ", to_string(send ? i : came)));
     const double end = std::max(operation(mine).begin, operation(other).begin) + costs_.transfer;
     operation(mine).end = operation(other).end = end;

@@ -301,7 +301,7 @@ struct Planner {
     const PipelineOptions& o = p.options.pipeline;
     const auto [made, is_new] = known_stages.try_emplace({o.pp_schedule, o.pp, p.micro_batches, o.vpp});
     if (is_new) {
-      const Schedule schedule = make_schedule(o, o.pp, p.micro_batches);
+      const Schedule schedule = chosen_schedule(o, o.pp, p.micro_batches);
       auto& [ranks, channels] = made->second;
       for (int stage = 0; stage < o.pp; ++stage) {
         ranks.push_back(pipeline_rank(p.options, schedule, stage));

@@ -7,8 +7,8 @@
 namespace pentatron {
 
 // All but MeshGroup::all. The last one has a column if there are several copies.
-constexpr std::array<const char*, 7> group_names = {"tensor",  "context",          "pipeline",  "gradients",
-                                                    "experts", "expert gradients", "same shard"};
+constexpr std::array<const char*, 7> group_names = {"tensor",  "context",          "pipeline", "gradients",
+                                                    "experts", "expert gradients", "replicate"};
 
 std::string draw_mesh(const MeshShape& shape) {
   const size_t groups = group_names.size() - (shape.shard_ranks == 0);

@@ -54,7 +54,8 @@ class TensorRegion {
   // A region's partial output [rows, d], P -> its sum over the tensor ranks, [outside, d], I or V.
   virtual Tensor leave(Tensor partial) { return partial; }
   // The first product of a region, y [rows, out] = enter(x) W^T, and the last one, leave(x W^T), whose
-  // partial output is written to `partial` [rows, d].
+  // partial output is written to `partial` [rows, d]. They are calls of their own so that a technique can cut
+  // them into chunks, and communicate one chunk beside another one's product.
   virtual void enter_linear(const Blas& blas, Tensor x /*[outside, in]*/, Tensor weight, Tensor y) {
     linear_forward(blas, enter(x), weight, y);
   }

@@ -439,7 +439,7 @@ def pages_of_learners(stages):
         rows = [bar for name in data if name.startswith("timeline") for bar in data[name]["datasets"]["rows"]]
         runs = {run: {bar["stream"] for bar in rows if bar["run"] == run} for run in ("ada", "the reference")}
         expect(
-            all(streams == {"compute", "data", "shards"} for streams in runs.values()),
+            all(streams == {"compute", "data", "shard"} for streams in runs.values()),
             f"a learner's page has both timelines {runs}",
         )
         losses = {

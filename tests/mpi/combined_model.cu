@@ -8,7 +8,8 @@ CombinedModel::CombinedModel(const CombinedCase& c, World& world)
       mesh(of.shape, world),
       chunks(layers_of_rank(options, schedule_of(options, of.shape), mesh.at.pp)),
       positions(positions_of_rank(options, options.context, mesh.at.cp, of.shape.cp)),
-      tensor_parallel(options, options.tensor, mesh.rows(options), mesh.tensor, compute),
+      tensor_parallel(
+          make_tensor_parallel(options, options.tensor, mesh.rows(options), mesh.tensor, compute)),
       attention(context_attention(options, options.context, mesh.context, of.shape.tp)),
       with_experts(options.model.experts > 0
                        ? std::make_unique<ExpertParallel>(options, options.experts, mesh.experts, compute,
@@ -37,7 +38,7 @@ void CombinedModel::accumulate(const std::vector<HostBatch>& global) {
     with_experts->add_balance_loss(totals);
   }
   for (UnitHooks* hooks : seams.hooks) hooks->finish_gradient_sync();
-  tensor_parallel.sum_partial_gradients(parameters);
+  tensor_parallel->sum_partial_gradients(parameters);
   optimizer.add_norm_squared(totals.norm_squared());
   mesh.all.sum_scalars(totals.data(), totals.size, compute);
 }
@@ -49,7 +50,7 @@ void CombinedModel::update(int64_t step) {
 }
 
 Seams CombinedModel::initialised() {
-  const Seams all = {{dense.get(), experts.get()}, &tensor_parallel, attention.get(), &feed_forward};
+  const Seams all = {{dense.get(), experts.get()}, tensor_parallel.get(), attention.get(), &feed_forward};
   parameters.initialise(options.seed, compute);
   for (UnitHooks* hooks : all.hooks) hooks->weights_changed();
   return all;

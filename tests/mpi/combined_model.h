@@ -35,7 +35,7 @@ struct CombinedModel {
   Mesh mesh;
   const std::vector<LayerRange> chunks;
   const std::vector<int32_t> positions;
-  TensorParallel tensor_parallel;
+  const std::unique_ptr<TensorParallel> tensor_parallel;
   std::unique_ptr<AttentionCore> attention;
   FeedForward dense_mlp;
   std::unique_ptr<ExpertParallel> with_experts;  // null: the MLP is dense

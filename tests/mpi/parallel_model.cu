@@ -28,10 +28,11 @@ ParallelModel::ParallelModel(const CombinedOptions& o, Technique t, World& world
   ids = declare_transformer(options.model, *seams.feed_forward, parameters);
   if (technique.kind == Technique::zero) {
     const int shards = technique.shards_of(ranks.ranks()), shard = ranks.rank() % shards;
-    all_shards = std::make_unique<Communicator>(world, every(ranks.rank() - shard, shards), "shards");
-    same_shard =
-        std::make_unique<Communicator>(world, every(shard, ranks.ranks() / shards, shards), "same shard");
-    zero = std::make_unique<Zero>(technique.stage, parameters.group(), *all_shards, *same_shard, stream);
+    shard_ranks = std::make_unique<Communicator>(world, every(ranks.rank() - shard, shards), "shard");
+    replicate_ranks =
+        std::make_unique<Communicator>(world, every(shard, ranks.ranks() / shards, shards), "replicate");
+    zero =
+        std::make_unique<Zero>(technique.stage, parameters.group(), *shard_ranks, *replicate_ranks, stream);
     seams.hooks = {zero.get()};
   } else {
     parameters.allocate();
@@ -43,7 +44,7 @@ ParallelModel::ParallelModel(const CombinedOptions& o, Technique t, World& world
     seams.hooks = {data_parallel.get()};
   }
   if (technique.kind == Technique::tensor_parallel) {
-    tensor_parallel = other.make_region(options, ranks, stream);
+    tensor_parallel = make_tensor_parallel(options, options.tensor, options.rows(), ranks, stream);
     seams.region = tensor_parallel.get();
   }
   parameters.initialise(options.seed, stream);

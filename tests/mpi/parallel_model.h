@@ -79,17 +79,10 @@ inline Technique odd_order(int m, bool splits_backward) {
   return odd_order(m, splits_backward, looped(mpi_tests::ranks(), 1));
 }
 
-template <class Region = TensorParallel>
-std::unique_ptr<TensorParallel> make_region(const CombinedOptions& options, Communicator& ranks,
-                                            cudaStream_t stream) {
-  return std::make_unique<Region>(options, options.tensor, options.rows(), ranks, stream);
-}
-
 // A rank's seams, where they are not the usual ones.
 struct OtherSeams {
   AttentionCore* attention = nullptr;
   FeedForward* feed_forward = nullptr;
-  decltype(&make_region<>) make_region = pentatron::make_region<>;
 };
 
 // Everything that one rank of a program has. `options` are those of the whole batch.
@@ -104,7 +97,7 @@ struct ParallelModel {
   Parameters parameters;
   TransformerParameters ids;
   std::vector<int32_t> positions;  // of every sequence, that this rank has
-  std::unique_ptr<Communicator> gradient_ranks, all_shards, same_shard;
+  std::unique_ptr<Communicator> gradient_ranks, shard_ranks, replicate_ranks;
   std::unique_ptr<AttentionCore> context_parallel;  // one of the five, or this with the next
   std::unique_ptr<DataParallel> data_parallel;
   std::unique_ptr<Zero> zero;

@@ -251,7 +251,7 @@ TEST_CASE("07: groups share out the ranks of a mesh", "[07][mesh]") {
           {MeshGroup::gradients, shape.shards()},
           {MeshGroup::experts, ep},
           {MeshGroup::expert_gradients, shape.shards() / ep},
-          {MeshGroup::same_shard, replicas / shape.shards()}};
+          {MeshGroup::replicate, replicas / shape.shards()}};
       for (const auto& [group, size] : sizes) {
         for (int rank = 0; rank < 24; ++rank) {
           const std::vector<int> members = members_of(shape, group, rank);
@@ -269,7 +269,7 @@ TEST_CASE("07: groups share out the ranks of a mesh", "[07][mesh]") {
         const int replica = at.cp + shape.cp * at.dp, shard = replica % shape.shards();
         CHECK(members_of(shape, MeshGroup::gradients, rank)[shard] == rank);
         CHECK(members_of(shape, MeshGroup::expert_gradients, rank)[shard / ep] == rank);
-        CHECK(members_of(shape, MeshGroup::same_shard, rank)[replica / shape.shards()] == rank);
+        CHECK(members_of(shape, MeshGroup::replicate, rank)[replica / shape.shards()] == rank);
       }
     }
   }

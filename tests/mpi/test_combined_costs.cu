@@ -180,10 +180,10 @@ ExpectedOfGroup of_gradient_ranks(CombinedModel& combined, const CombinedCase& c
 }
 
 // Hybrid sharding: the own shard of each unit, once a step.
-ExpectedOfGroup of_same_shard(CombinedModel& combined, const CombinedCase& c) {
+ExpectedOfGroup of_replicate(CombinedModel& combined, const CombinedCase& c) {
   ExpectedOfGroup e;
   for (const int unit : units_of(combined.chunks)) {
-    if (combined.mesh.same_shard.ranks() > 1)
+    if (combined.mesh.replicate.ranks() > 1)
       e["all_reduce"].add(1, combined.parameters.group(dense_group).size(unit) / c.shape.shard_ranks);
   }
   return e;
@@ -226,7 +226,7 @@ void check(const Request& request) {
   CUDA_CHECK(cudaDeviceSynchronize());
   for (Communicator* group :
        {&combined.mesh.tensor, &combined.mesh.context, &combined.mesh.gradients, &combined.mesh.experts,
-        &combined.mesh.expert_gradients, &combined.mesh.same_shard, &combined.mesh.all})
+        &combined.mesh.expert_gradients, &combined.mesh.replicate, &combined.mesh.all})
     group->reset_traffic();
   const TrafficByOperation of_first_step = world.traffic();  // of the pipeline's edges alone
   train_step(1);
@@ -236,13 +236,13 @@ void check(const Request& request) {
     check_group_traffic("context", combined.mesh.context.traffic(), of_context_ranks(combined, c));
   if (c.shape.dp * c.shape.cp > 1)
     check_group_traffic("gradients", combined.mesh.gradients.traffic(), of_gradient_ranks(combined, c));
-  check_group_traffic("same shard", combined.mesh.same_shard.traffic(), of_same_shard(combined, c));
+  check_group_traffic("replicate", combined.mesh.replicate.traffic(), of_replicate(combined, c));
   check_group_traffic("experts", combined.mesh.experts.traffic(), {});
   check_group_traffic("all", combined.mesh.all.traffic(), {{"scalars", {1, 2}}});
   TrafficByOperation edges = without(world.traffic(), of_first_step);
   for (const Communicator* group :
        {&combined.mesh.tensor, &combined.mesh.context, &combined.mesh.gradients,
-        &combined.mesh.expert_gradients, &combined.mesh.same_shard, &combined.mesh.all})
+        &combined.mesh.expert_gradients, &combined.mesh.replicate, &combined.mesh.all})
     edges = without(edges, group->traffic());
   if (c.shape.pp > 1) check_group_traffic("pipeline", edges, of_pipeline_ranks(combined, c));
 }

@@ -16,24 +16,24 @@ const std::array<std::string, units> unit_names = {"the embedding", "layer 0", "
 struct Shards {
   World world{nullptr, nullptr};
   const int shards, rank = world.rank();  // ranks that hold a copy in shards; this one
-  Communicator data{world, every(rank - rank % shards, shards), "data"};
-  Communicator same_shard{world, every(rank % shards, world.ranks() / shards, shards), "same shard"};
+  Communicator shard_ranks{world, every(rank - rank % shards, shards), "shard"};
+  Communicator replicate_ranks{world, every(rank % shards, world.ranks() / shards, shards), "replicate"};
   Stream compute{"compute"};
-  Parameters parameters{{.groups = {{data.rank(), data.ranks(), same_shard.rank()}}}};
+  Parameters parameters{{.groups = {{shard_ranks.rank(), shard_ranks.ranks(), replicate_ranks.rank()}}}};
   MemoryBytes before = memory_in_use;
   std::unique_ptr<Zero> zero;
   std::string with;
   int64_t smallest, all = 0, largest = 0;
 
-  explicit Shards(int stage, Reshard reshard = Reshard::after_use, int shard_ranks = mpi_tests::ranks())
-      : shards(shard_ranks) {
+  explicit Shards(int stage, Reshard reshard = Reshard::after_use, int count = mpi_tests::ranks())
+      : shards(count) {
     for (int unit = 0; unit < units; ++unit)
-      parameters.declare({"unit", unit, 2 * data.ranks(), int64_t{1} << unit, TensorSplit::held_outside});
+      parameters.declare({"unit", unit, 2 * shards, int64_t{1} << unit, TensorSplit::held_outside});
     for (int unit = 0; unit < units; ++unit) all += group().size(unit);
     smallest = group().size(0), largest = group().largest_size();
     with = "stage " + number(stage) + ": ";
     doing(with, "the constructor");
-    zero = std::make_unique<Zero>(stage, group(), data, same_shard, compute, reshard);
+    zero = std::make_unique<Zero>(stage, group(), shard_ranks, replicate_ranks, compute, reshard);
   }
   ParameterGroup& group() { return parameters.group(); }
 
@@ -41,7 +41,7 @@ struct Shards {
   void tell_memory(int stage) {
     for (const bool weights : {true, false}) {
       const bool sharded = stage >= (weights ? 3 : 2);
-      const int64_t needed = sharded ? all / data.ranks() + 2 * largest : all;
+      const int64_t needed = sharded ? all / shard_ranks.ranks() + 2 * largest : all;
       const int64_t elements = weights ? elements_of<real>(Purpose::weights, before)
                                        : elements_of<accum>(Purpose::gradients, before);
       tell_if(elements != needed, here(), with, "memory of ", weights ? "weights: " : "gradients: ", elements,
@@ -82,11 +82,11 @@ TEST_CASE("03.1: own parts", "[03.1]") {
     tell_if(shards.size() != units, here(), s.with, shards.size(), " shards were added for ", units,
             " units: the optimizer updates what add_shard names");
     for (const Shard& shard : shards) {
-      const size_t size = s.group().shard_size(shard.unit), begin = s.data.rank() * size;
+      const size_t size = s.group().shard_size(shard.unit), begin = s.shard_ranks.rank() * size;
       const std::string of = here() + s.with + unit_names[shard.unit] + ": ";
       tell_if(shard.begin != begin || shard.end != begin + size, of, "its shard is [", shard.begin, ", ",
               shard.end, "), and should be [", begin, ", ", begin + size, "): rank r owns the r-th of ",
-              s.data.ranks(), " equal parts");
+              s.shard_ranks.ranks(), " equal parts");
       const real* const weights = s.group().weights(shard.unit);
       const accum* const gradients = s.group().gradients(shard.unit);
       tell_if((weights != nullptr) != (stage < 3), of, "weights are ",
@@ -109,13 +109,13 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
     Shards s(stage, reshard);
     if (reshard == Reshard::after_step) s.with += "Reshard::after_step: ";
     const bool two_buffers = stage == 3 && reshard == Reshard::after_use;
-    const int n = s.data.ranks();
+    const int n = s.shard_ranks.ranks();
     ran();
     std::vector<int> held, before_update;  // the units that were gathered last
     // A call may gather these two units (-1: none), and with `must` both are whole behind it.
     const auto gathers = [&](const std::string& call, int use, int next, bool must) {
       const int allowed = (use < 0 ? 0 : 1 << use) | (next < 0 ? 0 : 1 << next);
-      const int64_t bits = s.units_in("all_gather", s.data);
+      const int64_t bits = s.units_in("all_gather", s.shard_ranks);
       if (!two_buffers) return;
       std::string wrong;
       for (const int unit : held) {
@@ -189,7 +189,7 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
       const int next = behind(unit);
       doing(s.with, "before_weights() in ", name);
       // In step 0 gathers come before compute, in step 1 later.
-      for (int i = 0; i < 2 && step == 1; ++i) busy(s.data.stream());
+      for (int i = 0; i < 2 && step == 1; ++i) busy(s.shard_ranks.stream());
       s.zero->before_weights(unit, pass);
       const real* const weights = s.group().weights(unit);
       tell_alike(weights == nullptr, s.with, "before_weights() in ", name, " leaves no weights");
@@ -213,13 +213,13 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
       busy(s.compute);
       for (const Shard& shard : s.parameters.shards())
         write(s.compute, shard.weights,
-              owned_values<real>(owner(shard.unit, s.data.rank()), shard.size(), shard.begin));
+              owned_values<real>(owner(shard.unit, s.shard_ranks.rank()), shard.size(), shard.begin));
       doing(s.with, "weights_changed()");
       written = time_of(ran(), "memcpy", "compute").end;
       s.zero->weights_changed();
       note_gathers(ran(), "weights_changed(): ", -1);
       before_update = std::exchange(held, {});
-      const int64_t bits = s.units_in("all_gather", s.data);
+      const int64_t bits = s.units_in("all_gather", s.shard_ranks);
       tell_alike(stage < 3 && bits != (1 << units) - 1, here(), s.with, "weights_changed() gathers ",
                  names_of(bits), ", and a rank needs all other ranks' shards");
       tell_alike(stage == 3 && bits != 0, here(), s.with, "weights_changed() gathers ", names_of(bits),
@@ -232,7 +232,7 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
       std::string wrong;
       for (const auto& [name, unit, seen] : uses) {
         const size_t size = s.group().shard_size(unit);
-        for (int rank = 0; rank < s.data.ranks() && wrong.empty(); ++rank)
+        for (int rank = 0; rank < s.shard_ranks.ranks() && wrong.empty(); ++rank)
           wrong = wrong_copy(s.with + name + ": shard " + number(rank),
                              std::span(seen->data() + rank * size, size), owner(unit, rank), rank * size,
                              shard_name);
@@ -285,16 +285,16 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           doing(s.with, copies > 1 ? "sum_copies" : "after_gradients", call,
                 copies > 1 ? "of the own shard, which is in own_gradients" : "");
           // In step 0 the reduce-scatter is the latest, then the sum of the copies; in step 1 compute is.
-          for (int i = 0; i < 3 && step == 0; ++i) busy(s.data.stream());
-          for (int i = 0; i < 2 && step == 0; ++i) busy(s.same_shard.stream());
+          for (int i = 0; i < 3 && step == 0; ++i) busy(s.shard_ranks.stream());
+          for (int i = 0; i < 2 && step == 0; ++i) busy(s.replicate_ranks.stream());
           s.parameters.end_gradients(unit, last);
           s.zero->after_gradients(unit, last);
           const std::vector<trace::Interval> log = ran();
-          const Time reduces = time_of(log, operation, "data"),
-                     copies_sum = time_of(log, "all_reduce", "same shard");
+          const Time reduces = time_of(log, operation, "shard"),
+                     copies_sum = time_of(log, "all_reduce", "replicate");
           double shard_written = 0;
           for (const trace::Interval& i : log) {
-            if (i.stream == "data") shard_written = std::max(shard_written, i.end);
+            if (i.stream == "shard") shard_written = std::max(shard_written, i.end);
           }
           tell_if(reduces.begin < adds.end, with, "after_gradients", call,
                   "reduces, and does not wait until backward has written");
@@ -303,19 +303,19 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           reduced_until[gradient.sum.data] = reduces.end;
           summed_at = std::max({summed_at, reduces.end, copies_sum.end});
           for (const trace::Interval& i : log) {
-            tell_if(i.stream == "data" && i.waited_for != 0 && i.waited_for == sum_before, with,
+            tell_if(i.stream == "shard" && i.waited_for != 0 && i.waited_for == sum_before, with,
                     "after_gradients", call,
                     "waits for the sum of the copies of the unit before: that sum has a stream of its own, "
                     "so that the "
                     "next reduce-scatter need not wait");
           }
           for (const trace::Interval& i : log) {
-            if (i.stream == "same shard") sum_before = i.id;
+            if (i.stream == "replicate") sum_before = i.id;
           }
-          const int64_t bits = s.units_in(operation, s.data);
+          const int64_t bits = s.units_in(operation, s.shard_ranks);
           tell_alike(stage < 2 && !last && bits != 0, with, "after_gradients", call,
                      "reduces, and only the last micro-batch of a step may: a sum would be summed again");
-          const int64_t summed = s.units_in("all_reduce", s.same_shard);
+          const int64_t summed = s.units_in("all_reduce", s.replicate_ranks);
           tell_alike(!last && summed != 0, with, "sum_copies", call,
                      "sums, and may after the last one only: the sum of the copies would be summed again");
           tell_alike(last && copies > 1 && summed != 1 << unit, with, "sum_copies", call, "sums ",
@@ -327,7 +327,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
       }
       doing(s.with, "finish_gradient_sync()");
       s.zero->finish_gradient_sync();
-      s.data.reset_traffic();
+      s.shard_ranks.reset_traffic();
       busy(s.compute);
       tell_if(
           time_of(ran(), "busy_kernel", "compute").begin < summed_at, here(), s.with,

@@ -30,8 +30,7 @@ struct Region {
   explicit Region(bool sp, int chunks = 1, bool kernels_slow = false)
       : slow(kernels_slow), sequence_parallel(sp) {
     const auto options = test_options<Options>(1, d, 1, 1, d, 2 * n, rows, 1, 1);
-    region =
-        std::make_unique<TensorParallel>(options, TensorParallelOptions{sp, chunks}, rows, tensor, compute);
+    region = make_tensor_parallel(options, TensorParallelOptions{sp, chunks}, rows, tensor, compute);
     std::vector<real> ones(d * d);
     for (int i = 0; i < d; ++i) ones[i * d + i] = 1;
     write(compute, identity.data, ones);

@@ -231,11 +231,10 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
       const Instruction receive = {activation ? Action::receive_activation : Action::receive_gradient,
                                    activation ? 1 : std::min(1, last - to), 0};
       Pipeline::InFlight& f = p.in_flight(receive);
-      const std::string call = rank == from ? "send() of a" + std::string(activation ? "n " : " ") + kind
-                                            : "receive_" + kind + "()";
+      const std::string call = rank == from ? "send_" + kind + "()" : "receive_" + kind + "()";
       const auto exchange = [&] {
         doing("rank ", from, " sends its ", kind, " to rank ", to);
-        if (rank == from) p.send(send);
+        if (rank == from) activation ? p.send_activation(send) : p.send_gradient(send);
         if (rank == to) activation ? p.receive_activation(receive) : p.receive_gradient(receive);
       };
       const Tensor target = rank == to && activation ? p.input(receive).x : f.activations->gradient;
@@ -280,7 +279,7 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
         if (rank == to && !used.empty() && (by_compute || (!activation && out)))
           until = busy_until(by_compute ? compute : out, !by_compute  ? &f.gradient_sent
                                                          : activation ? &p.input(receive).used
-                                                                      : &f.read);
+                                                                      : &f.gradient_read);
         const double begin = begin_of();
         tell_if(takes_part && begin < until, here(), call,
                 rank == from ? " does not wait until compute has written it"

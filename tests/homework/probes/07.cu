@@ -70,7 +70,7 @@ TEST_CASE("07.2: who is in a group", "[07.2]") {
             {MeshGroup::gradients, "gradients", weights && copy,
              "tp, pp and, of a number cp + CP dp, number / N: the same weights, on other tokens; N ranks "
              "share out a copy"},
-            {MeshGroup::same_shard, "same shard", weights && pp && shard,
+            {MeshGroup::replicate, "replicate", weights && pp && shard,
              "tp, pp and, of a number cp + CP dp, number % N: the same shard in all copies of N ranks"},
             {MeshGroup::experts, "experts", tp && pp && of_x / s.ep == of_y / s.ep,
              "tp, pp and number / ep, where a rank's number is cp + CP dp: they share out the experts"},

@@ -1,0 +1,66 @@
+// What a pipeline rank has: the layers of its chunks, the ranks with the same layers, and its neighbours.
+#pragma once
+
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "model/memory.h"
+#include "model/parameters.h"
+#include "model/transformer.h"
+#include "ranks/comm.h"
+#include "schedule.h"
+
+namespace pentatron {
+
+// The layers of a rank's chunks. A stage costs what its products cost, in units of a layer. So the head
+// counts; the embedding is a lookup and does not.
+inline std::vector<LayerRange> layers_of_rank(const TrainingConfig& options, const Schedule& schedule,
+                                              int rank) {
+  const ModelConfig& m = options.model;
+  const double in_head = static_cast<double>(m.vocab_size) * m.d_model;
+  const double in_layer = static_cast<double>(active_parameter_count(options.model) - 2 * in_head) / m.layers;
+  const double in_attention = 2.0 * options.sequence_length * m.d_model;  // scores and output
+  const int stages = schedule.stages();
+  const std::vector<int> first = split_layers(m.layers, stages, in_head / (in_layer + in_attention));
+  std::vector<LayerRange> chunks;
+  for (int chunk = 0; chunk < schedule.v; ++chunk) {
+    const int stage = schedule.stage(rank, chunk);
+    chunks.push_back({first[stage], first[stage + 1], stage == 0, stage == stages - 1});
+  }
+  return chunks;
+}
+
+// The ranks with the same stages: this one alone, or with two copies of the model k and p - 1 - k. They sum
+// their gradients.
+inline std::vector<int> replicas_of(const Schedule& s, int rank) {
+  if (s.copies == 1) return {rank};
+  return {std::min(rank, s.p - 1 - rank), std::max(rank, s.p - 1 - rank)};
+}
+inline ParameterLayout pipeline_layout(const Schedule& s, int rank, const std::vector<LayerRange>& chunks) {
+  return {.groups = {{rank == replicas_of(s, rank)[0] ? 0 : 1, s.copies}}, .units = units_of(chunks)};
+}
+
+// The pairs of stages between which a rank sends or receives: activations go from the first stage to the
+// second one, and gradients come back.
+inline std::vector<std::pair<ModelChunk, ModelChunk>> edges_of(const Schedule& s, int rank) {
+  std::vector<std::pair<ModelChunk, ModelChunk>> edges;
+  for (int n = 0; n + 1 < std::ssize(s.placement); ++n) {
+    const ModelChunk from = s.placement[n], to = s.placement[n + 1];
+    const bool is_end = (n + 1) % s.stages() == 0;  // a copy of the model ends here
+    if (!is_end && from.rank != to.rank && (from.rank == rank || to.rank == rank))
+      edges.emplace_back(from, to);
+  }
+  return edges;
+}
+
+// The channels of NCCL that a rank's Pipeline will have: for its messages (Pipeline::connect), and for the
+// sum of two copies' gradients if the pipeline has to compute that.
+inline int channels_of_pipeline(const Schedule& s, int rank, bool sums_copies) {
+  std::set<std::pair<int, int>> ranks;
+  for (const auto& [from, to] : edges_of(s, rank)) ranks.emplace(from.rank, to.rank);
+  const int communicators = 2 * static_cast<int>(ranks.size());  // one for activations, one for gradients
+  return edge_blocks * communicators + (sums_copies && s.copies > 1 ? data_blocks : 0);
+}
+
+}  // namespace pentatron
