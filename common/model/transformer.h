@@ -25,8 +25,6 @@ struct LayerActivations {
   FeedForwardTensors feed_forward;
 };
 
-// The units of some ranges (config.h), ascending.
-std::vector<int> units_of(const std::vector<LayerRange>& ranges);
 std::vector<double> rotary_frequencies(const ModelConfig& model);  // kernels/rotary.h, and its scaling
 
 // Output gradients from which a layer's weight gradients are computed, together with its LayerActivations.

@@ -10,17 +10,6 @@
 
 namespace pentatron {
 
-std::vector<int> units_of(const std::vector<LayerRange>& ranges) {
-  std::vector<int> units;
-  for (const LayerRange& range : ranges) {
-    if (range.embedding) units.push_back(embedding_unit);
-    for (int layer = range.first; layer < range.last; ++layer) units.push_back(unit_of_layer(layer));
-    if (range.head) units.push_back(head_unit(range.last));
-  }
-  std::sort(units.begin(), units.end());
-  return units;
-}
-
 std::vector<double> rotary_frequencies(const ModelConfig& model) {
   std::vector<double> frequencies = rotary_frequencies(model.rope_theta, model.head_size());
   const auto [factor, low, high, original_positions] = model.rope_scaling;
