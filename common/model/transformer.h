@@ -132,7 +132,8 @@ class Transformer {
   Recompute recompute_;
   Seams seams_;
   cudaStream_t stream_;
-  Blas blas_, head_blas_;  // for the products of layers; for the head's, which are never in fp8
+  std::unique_ptr<Blas> layer_blas_;  // for the products of layers; they may be in fp8
+  Blas blas_;
 
   // Work space that all micro-batches share.
   DeviceArena memory_{Purpose::activations};
