@@ -37,6 +37,18 @@ inline std::vector<int> replicas_of(const Schedule& s, int rank) {
   if (s.copies == 1) return {rank};
   return {std::min(rank, s.p - 1 - rank), std::max(rank, s.p - 1 - rank)};
 }
+// The units of a rank's chunks, ascending.
+inline std::vector<int> units_of(const std::vector<LayerRange>& ranges) {
+  std::vector<int> units;
+  for (const LayerRange& range : ranges) {
+    if (range.embedding) units.push_back(embedding_unit);
+    for (int layer = range.first; layer < range.last; ++layer) units.push_back(unit_of_layer(layer));
+    if (range.head) units.push_back(head_unit(range.last));
+  }
+  std::sort(units.begin(), units.end());
+  return units;
+}
+
 inline ParameterLayout pipeline_layout(const Schedule& s, int rank, const std::vector<LayerRange>& chunks) {
   return {.groups = {{rank == replicas_of(s, rank)[0] ? 0 : 1, s.copies}}, .units = units_of(chunks)};
 }

@@ -183,7 +183,8 @@ class AttentionByRank : public AttentionCore {
   std::pair<int64_t, int64_t> score_shape(AttentionShape) const override { return {0, 0}; }
 
   BackwardMemory backward_memory(DeviceArena& arena, AttentionShape shape) const override {
-    return {blocks_.d_scores(), turns_of_backward(kind_, arena, shape)};
+    if (kind_ == Attention::naive) return {blocks_.d_scores()};
+    return pentatron::backward_memory(kind_, arena, shape, /*sums_in_results=*/true);
   }
 
  protected:

@@ -57,7 +57,8 @@ inline RankShare context_parallel_share(RankShare share, const ContextParallelOp
     const int size = training.model.head_size(), heads = static_cast<int>(c.heads);
     const HeadShape head = {heads, static_cast<int>(c.kv) / size, size};
     const int tokens = training.sequence_length / ring;
-    share.attention = {0, bytes_of_turns(training.attention, {training.micro_batch_size, tokens, head})};
+    share.attention = {
+        0, tensor_core_bytes(training.attention, {training.micro_batch_size, tokens, head}, true)};
   }
 
   size_t& buffers = share.added[Purpose::communication];

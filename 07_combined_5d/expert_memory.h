@@ -35,8 +35,8 @@ inline RankShare expert_parallel_share(RankShare share, const ExpertOptions& opt
       .parameters = e * c.d + bias + shared * 3 * c.d * c.f,  // router and shared experts
       .kept = rows + copies * c.d * sizeof(real) + (r + 1) * e * sizeof(accum) + 2 * copies * sizeof(int32_t),
       .gradients = rows + r * e * sizeof(accum),
-      .fp8_operands = std::max(fp8_operand_bytes(buffer, c.d, 2 * c.f),
-                               shared > 0 ? fp8_operand_bytes(r, c.d, 2 * c.f * shared) : 0)};
+      .fp8_operands = std::max(layer_products_bytes(buffer, c.d, 2 * c.f),
+                               shared > 0 ? layer_products_bytes(r, c.d, 2 * c.f * shared) : 0)};
   // Gradients of copies and of chosen probabilities, the loss, and the counts, made in at most 64 bands.
   const int64_t counts = (2 + std::min<int64_t>(r, 64)) * e, addresses = 3 * e / options.ep;
   share.added[Purpose::activations] += copies * c.d * sizeof(real) + (copies + 1) * sizeof(accum) +

@@ -115,12 +115,9 @@ class ExpertParallel : public FeedForward {
         arena.matrix<real>(buffer_rows_, model_.d_model), arena.matrix<real>(buffer_rows_, 2 * f_),
         arena.matrix<real>(buffer_rows_, f_), arena.matrix<accum>(rows, model_.experts),
         has_shared() ? shared_.allocate_gradients(arena, rows) : FeedForwardGradients()});
-    return {{}, {}, g};
-  }
-
-  int64_t largest_operand(int64_t rows, int64_t d) const override {
-    const int64_t shared = has_shared() ? shared_.largest_operand(rows, d) : 0;
-    return std::max(shared, pentatron::largest_operand(buffer_rows_, d, 2 * f_));
+    const auto operand = [&](Tensor out) { return largest_operand(out.rows, model_.d_model, out.columns); };
+    const bool shared_is_wider = operand(g->shared.gate_up) > operand(g->gate_up);
+    return {shared_is_wider ? g->shared.gate_up : g->gate_up, {}, g};
   }
 
   Tensor forward(const FeedForwardCall& call, bool recomputing) override {

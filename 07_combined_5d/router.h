@@ -64,8 +64,9 @@ class Router {
          .rows = 1,
          .columns = model_.experts,
          .tensor_split = TensorSplit::held_inside,
-         .sign_rate = balance_rate,
-         .target = copies / model_.experts});
+         .own_step = [mean = copies / model_.experts](const auto&... arguments) {
+           step_bias(balance_rate, mean, arguments...);
+         }});
   }
   int gate(int layer) const { return gate_[layer]; }  // the number of its parameter
 

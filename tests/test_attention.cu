@@ -150,11 +150,10 @@ class DeviceBlock {
     if (kind_ != Attention::tensor_core) return {fresh_scores(1)};
     const int64_t turns = backward_turns(block_.batch, block_.head.heads, block_.head.kv_heads,
                                          std::max(block_.queries, block_.keys));
-    return {{},
-            device_.fresh<int32_t>(1, turns),
-            device_.fresh<accum>(q.rows, q.columns),
-            device_.fresh<accum>(k.rows, k.columns),
-            device_.fresh<accum>(k.rows, k.columns)};
+    const TensorCoreMemory memory = {
+        device_.fresh<int32_t>(1, turns), device_.fresh<accum>(q.rows, q.columns),
+        device_.fresh<accum>(k.rows, k.columns), device_.fresh<accum>(k.rows, k.columns)};
+    return {{}, std::make_shared<TensorCoreMemory>(memory)};
   }
   Tensor fresh_scores(int sequences) {
     if (kind_ != Attention::naive) return {};

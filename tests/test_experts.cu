@@ -143,9 +143,13 @@ TEST_CASE("experts: a bias moves by the sign of what is missing", "[07][experts]
   const AccumTensor master = device.upload<accum>(HostMatrix(1, 3, 0.5));
   const Tensor weights = device.upload<real>(HostMatrix(1, 3, 0.5));
   accum* const of_weights = has_master_weights ? master.data : reinterpret_cast<accum*>(weights.data);
-  sign_step(0.25, 6, weights.data, of_weights, device.upload<accum>(sums).data,
-            device.upload(std::vector<StepFactors>{{1, 1, 1}}), 3, device.stream);
-  CHECK(device.download(weights) == want);
+  const auto step = [&](StepFactors factors) {
+    step_bias(0.25, 6, weights.data, of_weights, device.upload<accum>(sums).data,
+              device.upload(std::vector<StepFactors>{factors}), 3, device.stream);
+    CHECK(device.download(weights) == want);
+  };
+  step({1, 1, 1});
+  step({-1, INFINITY, NAN});  // is skipped
 }
 
 TEST_CASE("experts: all tokens to one, none to the others", "[07][experts][kernels]") {

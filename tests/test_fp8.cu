@@ -212,17 +212,17 @@ TEST_CASE("fp8: the products of a linear layer", "[01][fp8]") {
   constexpr double of_sum =
       0x1p-13;  // Hopper's tensor cores sum 8 bits with about 14 (DeepSeek-V3, section 3.3.2)
   if (this_device().major == 9 && rows % 16 == 0) {
-    const Blas blas(device.stream, largest_operand(rows, in, out));
-    const Operand operands[] = {{device_d_y, Transpose::yes, Fp8Tile::row},
-                                {device_x, Transpose::yes, Fp8Tile::row}};
-    CHECK(CodesProduct(blas, operands[0], operands[1], d_w).possible());
+    const LayerBlas blas(device.stream, largest_operand(rows, in, out));
+    CHECK(CodesProduct(blas, {device_d_y, Transpose::yes}, {device_x, Transpose::yes}, d_w).possible());
   }
 #else
   constexpr double of_sum = epsilon<accum>();
 #endif
   for (const bool of_layers : {true, false}) {  // those of the head are not in fp8
     CAPTURE(of_layers);
-    const Blas blas(device.stream, of_layers ? largest_operand(rows, in, out) : 0);
+    const LayerBlas in_fp8(device.stream, largest_operand(rows, in, out));
+    const Blas plain(device.stream);
+    const Blas& blas = of_layers ? in_fp8 : plain;
     const auto operand = [&](const HostMatrix& matrix, Fp8Tile tile = Fp8Tile::row) {
       return of_layers ? quantised(matrix, tile) : matrix;
     };

@@ -702,7 +702,6 @@ TEST_CASE("a step that is skipped changes nothing", "[01][kernels]") {
   adamw_step({0.1, 0.9, 0.95, 0.1}, weights.data, master.data, gradients, moment1.data, moment2.data, factors,
              37, device.stream);
   sgd_step(0.1, 0.1, weights.data, master.data, gradients, factors, 37, device.stream);
-  sign_step(0.1, 1, weights.data, master.data, gradients, factors, 37, device.stream);
   REQUIRE(device.download(weights) == w);
   REQUIRE(device.download(master) == w);
   REQUIRE(device.download(moment1) == m);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <tuple>
 
 #include "device/tensor.h"
@@ -37,10 +38,6 @@ struct AttentionBlock {
   bool diagonal;  // true: query i sees the keys j <= i; false: it sees every key
 
   auto device_pointers() { return std::tie(); }  // none: a kernel takes it as an argument
-  // Blocks of threads that have a tile of `rows` (queries or keys) of a head of a sequence each.
-  dim3 tiles(int rows, int heads, int tile) const {
-    return dim3(static_cast<unsigned>((rows + tile - 1) / tile) * heads * batch);
-  }
 };
 
 inline AttentionBlock whole_sequences(AttentionShape shape) {
@@ -55,17 +52,14 @@ struct Scores {
 
 // What backward needs beside its results.
 struct BackwardMemory {
-  Tensor d_scores = {};        // naive: at least [heads*queries, keys]
-  Matrix<int32_t> turns = {};  // on tensor cores, [1, backward_turns]
-  // On tensor cores sums as q, k and v, where results are not `accum`; of k and v where heads are in groups.
-  AccumTensor d_q = {}, d_k = {}, d_v = {};
+  Tensor d_scores = {};              // naive: at least [heads*queries, keys]
+  std::shared_ptr<void> other = {};  // on tensor cores: a type of their own (tensor_cores/attention_tiles.h)
 };
-BackwardMemory backward_memory(Attention kind, DeviceArena& arena, AttentionShape shape);
-// The turns alone, where results are `accum`.
-Matrix<int32_t> turns_of_backward(Attention kind, DeviceArena& arena, AttentionShape shape);
-// Bytes of both on tensor cores; 0 of other kinds.
-size_t tensor_core_bytes(Attention kind, AttentionShape shape);
-size_t bytes_of_turns(Attention kind, AttentionShape shape);
+// sums_in_results: the results are `accum`.
+BackwardMemory backward_memory(Attention kind, DeviceArena& arena, AttentionShape shape,
+                               bool sums_in_results = false);
+// Bytes of what it allocates for tensor cores; 0 of other kinds.
+size_t tensor_core_bytes(Attention kind, AttentionShape shape, bool sums_in_results = false);
 
 // out = attention(q, k, v) over this block's keys alone, and lse its log-sum-exp. Result: `real` or `accum`.
 template <class Result>

@@ -319,4 +319,20 @@ void count_loads(Matrix<int32_t> chosen, double scale, Gradient loads, cudaStrea
          chosen.data, chosen.size(), scale, loads.add, loads.sum.data);
 }
 
+__global__ void step_bias_kernel(accum rate, double mean, real* bias, accum* master,
+                                 In<accum> loads /*all [size]*/, const StepFactors* factors, size_t size) {
+  if (factors->gradient < 0) return;
+  for (size_t i : grid_range(size)) {
+    const double missing = mean - loads[i];
+    master[i] += missing > 0 ? rate : missing < 0 ? -rate : accum(0);
+    bias[i] = real(master[i]);
+  }
+}
+
+void step_bias(double rate, double mean, real* bias, accum* master, const accum* loads,
+               const StepFactors* factors, size_t size, cudaStream_t stream) {
+  launch(step_bias_kernel, elementwise_grid(size), moves((3 * accum_bytes + real_bytes) * size), stream, rate,
+         mean, bias, master, loads, factors, size);
+}
+
 }  // namespace pentatron

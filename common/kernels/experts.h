@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "device/tensor.h"
-#include "kernels/loss.h"
+#include "kernels/optimizer.h"
 
 namespace pentatron {
 
@@ -72,5 +72,10 @@ void add_balance_loss(AccumTensor probabilities /*[rows, experts]*/, const accum
 // loads[e] (+)= scale * the copies that choose e. A sum of whole numbers, so its order changes no bit.
 void count_loads(Matrix<int32_t> chosen /*[rows, top_k]*/, double scale, Gradient loads /*[1, experts]*/,
                  cudaStream_t stream);
+
+// bias += rate * sign(mean - loads), with sign(0) = 0, unless the step is skipped. It updates `master`, and
+// rounds the bias from it. Without master weights, `master` points to the bias.
+void step_bias(double rate, double mean, real* bias, accum* master, const accum* loads /*all [size]*/,
+               const StepFactors* factors, size_t size, cudaStream_t stream);
 
 }  // namespace pentatron

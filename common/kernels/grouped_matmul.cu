@@ -59,7 +59,7 @@ void grouped_product(const Blas& blas, std::vector<Product<C>> group, Addresses 
   std::erase_if(group, [](const Product<C>& product) { return product.c.rows == 0; });
 #if CUBLAS_VERSION >= 120500
   const auto n = static_cast<int>(group.size());
-  if (!blas.in_fp8() && sizeof(C) == sizeof(real) && n > 1) {
+  if (!(has_fp8_products && blas.of_layers()) && sizeof(C) == sizeof(real) && n > 1) {
     std::vector<Cost> costs;
     std::vector<int> rows, columns, sums, leading_a, leading_b;
     std::vector<accum> betas;
@@ -87,7 +87,7 @@ void grouped_product(const Blas& blas, std::vector<Product<C>> group, Addresses 
     return;
   }
 #endif
-  for (const auto& [a, b, c, beta] : group) product(blas, a, b, beta, c, name);
+  for (const auto& [a, b, c, beta] : group) blas.product(a, b, beta, c, name);
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ void grouped_linear_forward(const Blas& blas, const std::vector<Tensor>& x, cons
                             const std::vector<Tensor>& y, Addresses addresses) {
   std::vector<Product<real>> group;
   for (size_t i = 0; i < x.size(); ++i)
-    group.push_back({tokens(x[i], Transpose::no), weights(weight[i], Transpose::no), y[i], 0});
+    group.push_back({{x[i], Transpose::no}, {weight[i], Transpose::no}, y[i], 0});
   grouped_product(blas, group, addresses, "gemm_forward");
 }
 
@@ -104,7 +104,7 @@ void grouped_linear_dgrad(const Blas& blas, const std::vector<Tensor>& d_y, cons
                           const std::vector<Tensor>& d_x, Addresses addresses) {
   std::vector<Product<real>> group;
   for (size_t i = 0; i < d_y.size(); ++i)
-    group.push_back({tokens(d_y[i], Transpose::no), weights(weight[i], Transpose::yes), d_x[i], 0});
+    group.push_back({{d_y[i], Transpose::no}, {weight[i], Transpose::yes}, d_x[i], 0});
   grouped_product(blas, group, addresses, "gemm_dgrad");
 }
 
@@ -115,7 +115,9 @@ void grouped_linear_wgrad(const Blas& blas, const std::vector<Tensor>& d_y, cons
     if (x[i].rows == 0) {
       linear_wgrad(blas, d_y[i], x[i], d_weight[i]);
     } else {
-      group.push_back({tokens(d_y[i], Transpose::yes), tokens(x[i], Transpose::yes), d_weight[i].sum,
+      group.push_back({{d_y[i], Transpose::yes},
+                       {x[i], Transpose::yes},
+                       d_weight[i].sum,
                        accum(d_weight[i].add ? 1 : 0)});
     }
   }

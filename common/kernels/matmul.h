@@ -4,6 +4,9 @@
 
 #include <cublas_v2.h>
 
+#include <memory>
+#include <vector>
+
 #include "device/tensor.h"
 
 namespace pentatron {
@@ -14,25 +17,24 @@ void check_cublas(cublasStatus_t status, const char* call, const char* file, int
 
 enum class Transpose { no, yes };
 
-// Which elements of an operand share a scale, where a product is in fp8: 128 of a row, or a square of them.
-enum class Fp8Tile { row, square };
-constexpr int fp8_tile = 128;
-struct Fp8Matrix;  // an operand in 8 bits (tensor_cores/fp8.h)
-
-// An operand of a product a b^T: x, or its transpose. Its rows lie along the sum, as tensor cores read 8
-// bits. tile: which of its elements share a scale in fp8.
+// An operand of a product a b^T: x, or its transpose. Its rows lie along the sum.
 struct Operand {
   Tensor x;
   Transpose transpose;
-  Fp8Tile tile;
   bool transposed() const { return transpose == Transpose::yes; }
   int64_t rows() const { return transposed() ? x.columns : x.rows; }
   int64_t columns() const { return transposed() ? x.rows : x.columns; }
 };
 
-// Rows of tokens: activations, and their gradients.
-inline Operand tokens(Tensor x, Transpose transpose) { return {x, transpose, Fp8Tile::row}; }
-inline Operand weights(Tensor w, Transpose transpose) { return {w, transpose, Fp8Tile::square}; }
+// The result of a product, in `real` or in `accum`.
+struct Result {
+  template <class C>
+  Result(Matrix<C> c) : data(c.data), rows(c.rows), columns(c.columns), type(data_type<C>), size(sizeof(C)) {}
+  void* data;
+  int64_t rows, columns;
+  cudaDataType_t type;
+  int size;  // bytes of an element
+};
 
 // Products of fp64 matrices sum in fp64, all others in fp32.
 constexpr cublasComputeType_t compute_type = PRECISION == 64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
@@ -44,49 +46,48 @@ constexpr size_t blas_workspace = 32 << 20;  // bytes
 constexpr size_t blas_workspace = 0;
 #endif
 
-// Bytes for the quantised operands of a product of layers: x [rows, in], W [out, in]; 0 unless it is in fp8.
-size_t fp8_operand_bytes(int64_t rows, int64_t in, int64_t out);
-
-// A cuBLAS handle bound to one stream, for the products of layers or for all others. In fp8 builds those of
-// layers, and no others, are in fp8.
+// A cuBLAS handle bound to one stream.
 class Blas {
  public:
-  // layer_operand: elements of the largest operand of layers' products (config.h). 0: it is for others.
-  explicit Blas(cudaStream_t stream, int64_t layer_operand = 0);
-  ~Blas();
+  explicit Blas(cudaStream_t stream);
+  virtual ~Blas();
   Blas(const Blas&) = delete;
   Blas& operator=(const Blas&) = delete;
   operator cublasHandle_t() const { return handle_; }
   cudaStream_t stream() const { return stream_; }
 
-  bool of_layers() const { return of_layers_; }
-  bool in_fp8() const { return has_fp8_products && of_layers_; }
-  // Work space for the first (0) or second operand: for codes and scales or, without `codes`, dequantised.
-  Fp8Matrix operand(int which, bool codes) const;
   std::byte* workspace() const { return workspace_.data(); }  // [blas_workspace]
+
+  // Row-major c = a b^T + beta c. `name` labels it in traces. same_b: b is that of the product before.
+  virtual void product(const Operand& a, const Operand& b, accum beta, Result c, const char* name,
+                       bool same_b = false) const;
+  // Whether it is for the products of layers, which are counted apart and may be in fp8 (layer_products).
+  virtual bool of_layers() const { return false; }
+
+ protected:
+  // The same by cuBLAS alone: no trace.
+  void gemm(const Operand& a, const Operand& b, accum beta, Result c) const;
 
  private:
   cublasHandle_t handle_ = nullptr;
   cudaStream_t stream_;
   DeviceArray<std::byte> workspace_{blas_workspace, Purpose::activations};
-  const bool of_layers_;
-  DeviceArray<real> operands_[2];  // in fp8: values, or codes
-  DeviceArray<float> scales_[2];
 };
 
-// Row-major c = a b^T + beta c, in fp8 if the handle says so. `name` labels it in traces.
-template <class C>
-void product(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c, const char* name);
-// The same by cuBLAS alone: no trace, and never in fp8.
-template <class C>
-void gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c);
-// The same in fp8 (tensor_cores/fp8.cu): quantises a and, unless it is that of the last product, b (new_b).
-template <class C>
-void fp8_gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c, const char* name,
-              bool new_b = true);
+// The handle for the products of layers (tensor_cores/fp8.h). widths: the columns of a rank's matrices, each
+// with the option that sets it. outputs: the widest results of products of x [rows, d].
+struct Width {
+  const char* option;
+  int64_t columns;
+};
+std::unique_ptr<Blas> layer_products(cudaStream_t stream, int64_t d, const std::vector<Width>& widths,
+                                     const std::vector<Tensor>& outputs);
+// Elements of the largest operand of its products x [rows, in], W [out, in], y [rows, out]; and the bytes of
+// its memory, which it needs in fp8 alone.
+int64_t largest_operand(int64_t rows, int64_t in, int64_t out);
+size_t layer_products_bytes(int64_t rows, int64_t in, int64_t out);
 
-// y = x W^T. In all three there may be no rows. In fp8 the operands are quantised: activations, weights and
-// gradients, with scales along the sum (fp8.h).
+// y = x W^T. In all three there may be no rows.
 void linear_forward(const Blas& blas, Tensor x /*[rows, in]*/, Tensor weight /*[out, in]*/,
                     Tensor y /*[rows, out]*/);
 

@@ -129,20 +129,4 @@ void sgd_step(double lr, double weight_decay, real* weights, accum* master, cons
          moves(sgd_bytes * size), stream, lr, weight_decay, weights, master, gradients, factors, size);
 }
 
-__global__ void sign_step_kernel(accum rate, double target, real* weights, accum* master,
-                                 In<accum> sums /*all [size]*/, const StepFactors* factors, size_t size) {
-  if (factors->gradient < 0) return;
-  for (size_t i : grid_range(size)) {
-    const double missing = target - sums[i];
-    master[i] += missing > 0 ? rate : missing < 0 ? -rate : accum(0);
-    weights[i] = real(master[i]);
-  }
-}
-
-void sign_step(double rate, double target, real* weights, accum* master, const accum* sums,
-               const StepFactors* factors, size_t size, cudaStream_t stream) {
-  launch(sign_step_kernel, elementwise_grid(size), moves(sign_bytes * size), stream, rate, target, weights,
-         master, sums, factors, size);
-}
-
 }  // namespace pentatron

@@ -29,10 +29,9 @@ constexpr int steps_to_double_scale = 2000;
 void step_factors(double* norm_squared, double max_norm, const AdamW& adamw, int64_t step, LossScale* scale,
                   StepFactors* factors, cudaStream_t stream);
 
-// Bytes that the three steps below move for each element.
+// Bytes that the two steps below move for each element.
 constexpr double adamw_bytes = 7 * accum_bytes + (has_master_weights ? real_bytes : 0),
-                 sgd_bytes = 3 * accum_bytes + (has_master_weights ? real_bytes : 0),
-                 sign_bytes = 3 * accum_bytes + real_bytes;
+                 sgd_bytes = 3 * accum_bytes + (has_master_weights ? real_bytes : 0);
 
 // One AdamW step over `size` elements (Loshchilov and Hutter, 2019). It updates `master`, and rounds the
 // weights from it. Without master weights, `master` points to the weights.
@@ -42,9 +41,5 @@ void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* g
 // weights -= lr * (factor * gradients + weight_decay * weights).
 void sgd_step(double lr, double weight_decay, real* weights, accum* master, const accum* gradients,
               const StepFactors* factors, size_t size, cudaStream_t stream);
-
-// weights += rate * sign(target - sums), with sign(0) = 0.
-void sign_step(double rate, double target, real* weights, accum* master, const accum* sums,
-               const StepFactors* factors, size_t size, cudaStream_t stream);
 
 }  // namespace pentatron

@@ -3,13 +3,13 @@
 namespace pentatron {
 
 void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y) {
-  if (blas.in_fp8()) {
+  if (has_fp8_products && blas.of_layers()) {
     const auto block = [](const RowBlocks& all, int64_t i) {
       return Tensor{all.first.data + i * all.stride * all.first.columns, all.first.rows, all.first.columns};
     };
     for (int64_t i = 0; i < x.count; ++i) {
-      fp8_gemm(blas, tokens(block(x, i), Transpose::no), weights(weight, Transpose::no), 0, block(y, i),
-               "gemm_forward", /*new_b=*/i == 0);
+      blas.product({block(x, i), Transpose::no}, {weight, Transpose::no}, 0, block(y, i), "gemm_forward",
+                   /*same_b=*/i > 0);
     }
     return;
   }

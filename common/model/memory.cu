@@ -64,7 +64,7 @@ AttentionMemory attention_memory(const TrainingConfig& config, const Columns& c)
 FeedForwardMemory RankShare::mlp() const {
   if (feed_forward) return *feed_forward;
   const size_t kept = rows * 3 * columns.f * sizeof(real);  // gate, up and their product
-  return {3 * columns.d * columns.f, kept, kept, fp8_operand_bytes(rows, columns.d, 2 * columns.f)};
+  return {3 * columns.d * columns.f, kept, kept, layer_products_bytes(rows, columns.d, 2 * columns.f)};
 }
 
 // What its weight gradients are made of: the gradients of q | k | v, of both norms' weights, and in the MLP.
@@ -116,7 +116,7 @@ MemoryPrediction predict_memory(RankShare s) {
   bytes[Purpose::activations] += activations(s);
   bytes[Purpose::activations] += s.micro_batches * 4 * s.rows * sizeof(int32_t);  // tokens
   const Columns& c = s.columns;
-  const size_t of_attention = fp8_operand_bytes(s.rows, c.d, c.q + 2 * c.kv);
+  const size_t of_attention = layer_products_bytes(s.rows, c.d, c.q + 2 * c.kv);
   // Transformer has two handles of cuBLAS: for the products of layers, and for the head's.
   bytes[Purpose::activations] += 2 * blas_workspace + std::max(of_attention, s.mlp().fp8_operands);
   return {bytes += s.added};

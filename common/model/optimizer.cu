@@ -82,7 +82,7 @@ void Optimizer::add_norm_squared(double* norm_squared) {
         sum_of_squares(shard.gradients + begin, end - begin, parts_.data(), norm_squared, stream_);
     };
     for (const ParameterRange& range : parameters_.counted_ranges(shard)) {
-      if (range.parameter->sign_rate > 0) continue;
+      if (range.parameter->own_step) continue;
       if (range.begin_in_shard != end) {
         add_sum();
         begin = range.begin_in_shard;
@@ -101,14 +101,14 @@ void Optimizer::step(int64_t step, double* norm_squared) {
   for (size_t i = 0; i < shards.size(); ++i) {
     const Shard& shard = shards[i];
     const State& state = states_[i];
+    // Without master weights `real` is `accum`, and the optimizer updates the weights themselves.
     accum* master = has_master_weights ? state.master.data : reinterpret_cast<accum*>(shard.weights);
     for (const ParameterRange& range : parameters_.ranges(shard)) {
       const Parameter& p = *range.parameter;
       const size_t at = range.begin_in_shard;
       adamw.weight_decay = p.decays ? config_.weight_decay : 0;
-      if (p.sign_rate > 0) {
-        sign_step(p.sign_rate, p.target, shard.weights + at, master + at, shard.gradients + at, factors,
-                  range.size, stream_);
+      if (p.own_step) {
+        p.own_step(shard.weights + at, master + at, shard.gradients + at, factors, range.size, stream_);
       } else if (config_.optimizer == OptimizerKind::adamw) {
         adamw_step(adamw, shard.weights + at, master + at, shard.gradients + at, state.moment1.data + at,
                    state.moment2.data + at, factors, range.size, stream_);

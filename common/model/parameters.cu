@@ -89,7 +89,7 @@ void Parameters::initialise(uint64_t seed, cudaStream_t stream) {
       const Parameter& p = *range.parameter;
       real* const weights = shard.weights + range.begin_in_shard;
       if (p.standard_deviation == 0) {
-        fill_constant(weights, range.size, p.sign_rate > 0 ? 0 : 1, stream);
+        fill_constant(weights, range.size, p.own_step ? 0 : 1, stream);
       } else {
         const GlobalSlice slice = {p.local_columns, p.first_row, p.first_column, p.columns};
         fill_normal(weights, range.begin_in_parameter, range.size, slice, philox_key(seed, p.name),

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,12 @@ constexpr bool held_by_all(TensorSplit split) {
   return split == TensorSplit::held_outside || split == TensorSplit::held_inside;
 }
 
+struct StepFactors;  // kernels/optimizer.h
+
+// A step of some elements of a parameter, with the arguments of sgd_step there.
+using OwnStep = std::function<void(real* weights, accum* master, const accum* gradients,
+                                   const StepFactors* factors, size_t size, cudaStream_t stream)>;
+
 struct Declaration {
   std::string name;       // as in Hugging Face's Llama
   int unit;               // 0: embedding, 1 + i: layer i, 1 + layers: head
@@ -37,9 +44,9 @@ struct Declaration {
   bool decays = true;               // weight decay applies
   int group = 0;
   bool held = true;  // false: only other ranks hold it
-  // sign_rate > 0: what is summed as its gradient is no slope, but something that shall become `target`. A
-  // step adds sign_rate * sign(target - sum), whatever the optimizer. No norm counts it; it begins at 0.
-  double sign_rate = 0, target = 0;
+  // If set, it takes the place of the optimizer's step. Then the gradient is no slope, so no norm counts it,
+  // and the parameter begins at 0.
+  OwnStep own_step = {};
 };
 
 struct Parameter : Declaration {
@@ -177,7 +184,9 @@ class Parameters {
   std::vector<ParameterRange> ranges(const Shard& shard) const;
   // All weights that this rank holds now: whole units where they have memory, and shards of the others.
   std::vector<Shard> held() const;
-  // The ranges that this rank counts in a sum over all ranks. Each element of the model counts on one rank.
+  // The ranges that this rank counts in a sum over all ranks, such as the norm: each element of the model
+  // counts on one rank. Where several ranks hold it (a whole unit, a matrix that is not split), the first
+  // of them counts it.
   std::vector<ParameterRange> counted_ranges(const Shard& shard) const;
 
  private:

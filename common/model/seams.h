@@ -149,7 +149,7 @@ class AttentionCore {
 
 // What a layer's MLP keeps of a micro-batch for backward.
 struct FeedForwardTensors {
-  Tensor gate_up, product;      // [rows, gate | up], and their SwiGLU [rows, f]
+  Tensor gate_up, product;      // [rows, gate | up], the widest result; and their SwiGLU [rows, f]
   std::shared_ptr<void> other;  // an overriding FeedForward keeps its own type here
 };
 using FeedForwardGradients = FeedForwardTensors;  // of the same, in backward
@@ -175,10 +175,6 @@ class FeedForward {
   virtual FeedForwardTensors allocate_kept(DeviceArena& arena, int64_t rows) const;
   virtual FeedForwardGradients allocate_gradients(DeviceArena& arena, int64_t rows) const {
     return FeedForward::allocate_kept(arena, rows);
-  }
-  // Elements of the largest operand of its products (kernels/config.h).
-  virtual int64_t largest_operand(int64_t rows, int64_t d) const {
-    return pentatron::largest_operand(rows, d, 2 * f_);
   }
   // Returns mlp(normed) [outside, d]. When recomputing, only `kept` is written.
   virtual Tensor forward(const FeedForwardCall& call, bool recomputing);

@@ -82,10 +82,10 @@ Tensor Transformer::attention_forward(int layer, const Batch& batch, const Layer
   const TransformerParameters::Layer& id = ids_.layers[layer];
   const AttentionTensors& t = a.attention;
   const Tensor qkv = shared_gradients_.qkv;
-  seams_.region->enter_linear(blas_, a.normed1, parameters_.weights(id.q, 3), qkv);
+  seams_.region->enter_linear(*layer_blas_, a.normed1, parameters_.weights(id.q, 3), qkv);
   rotary_forward(qkv, batch.positions, rotary_table_, shape_.head, t.q, t.k, t.v, stream_);
-  seams_.attention->forward(blas_, shape_, t);
-  return seams_.region->leave_linear(blas_, t.out, parameters_.weights(id.o), branch_);
+  seams_.attention->forward(*layer_blas_, shape_, t);
+  return seams_.region->leave_linear(*layer_blas_, t.out, parameters_.weights(id.o), branch_);
 }
 
 void Transformer::attention_backward(int layer, const Batch& batch, const LayerActivations& a, Tensor d_out,
@@ -94,19 +94,19 @@ void Transformer::attention_backward(int layer, const Batch& batch, const LayerA
   const int unit = unit_of_layer(layer);
   const AttentionTensors& t = a.attention;
   const AttentionGradients& g = attention_gradients_;
-  linear_dgrad(blas_, d_out, parameters_.weights(id.o), g.d_out);
-  queue.push(unit, [=, this] { linear_wgrad(blas_, d_out, t.out, parameters_.gradients(id.o)); });
-  seams_.attention->backward(blas_, shape_, t, g);
+  linear_dgrad(*layer_blas_, d_out, parameters_.weights(id.o), g.d_out);
+  queue.push(unit, [=, this] { linear_wgrad(*layer_blas_, d_out, t.out, parameters_.gradients(id.o)); });
+  seams_.attention->backward(*layer_blas_, shape_, t, g);
   rotary_backward(g.d_q, g.d_k, g.d_v, batch.positions, rotary_table_, shape_.head, d_qkv, stream_);
   queue.prefetch(*seams_.region, a.normed1);
-  linear_dgrad(blas_, d_qkv, parameters_.weights(id.q, 3), branch_);
+  linear_dgrad(*layer_blas_, d_qkv, parameters_.weights(id.q, 3), branch_);
   queue.push(unit, [=, this, normed = a.normed1] {
-    linear_wgrad(blas_, d_qkv, seams_.region->entered(normed), parameters_.gradients(id.q, 3));
+    linear_wgrad(*layer_blas_, d_qkv, seams_.region->entered(normed), parameters_.gradients(id.q, 3));
   });
 }
 
 FeedForwardCall Transformer::feed_forward_call(int layer, const Batch& batch, const LayerActivations& a) {
-  return {blas_, parameters_, *seams_.region, layer, batch, a.normed2, a.feed_forward, branch_};
+  return {*layer_blas_, parameters_, *seams_.region, layer, batch, a.normed2, a.feed_forward, branch_};
 }
 
 Tensor FeedForward::forward(const FeedForwardCall& call, bool recomputing) {
@@ -160,7 +160,7 @@ void Transformer::head_forward(const Batch& batch, Residual x, Activations& a) {
   const int unit = head_unit(model_.layers);
   before_weights(unit, Pass::forward);
   norm_forward(ids_.final_norm, x, a.output, a.final_normed, a.final_rstd);
-  seams_.region->enter_linear(head_blas_, a.final_normed, parameters_.weights(ids_.head), a.logits);
+  seams_.region->enter_linear(blas_, a.final_normed, parameters_.weights(ids_.head), a.logits);
   after_weights(unit, Pass::forward);
   cross_entropy_statistics(a.logits, batch.targets, first_token(ids_.head), a.loss_statistics, stream_);
   seams_.region->combine(a.loss_statistics);
@@ -174,9 +174,9 @@ void Transformer::head_backward(const Batch& batch, Activations& a) {
   cross_entropy_backward(a.logits, batch.targets, first_token(ids_.head), batch.inverse_target_tokens,
                          parameters_.loss_scale(), a.loss_statistics, stream_);
   a.queue->prefetch(region, a.final_normed);
-  linear_dgrad(head_blas_, a.logits, parameters_.weights(ids_.head), branch_);
+  linear_dgrad(blas_, a.logits, parameters_.weights(ids_.head), branch_);
   a.queue->push(unit, [this, &region, d_logits = a.logits, normed = a.final_normed] {
-    linear_wgrad(head_blas_, d_logits, region.entered(normed), parameters_.gradients(ids_.head));
+    linear_wgrad(blas_, d_logits, region.entered(normed), parameters_.gradients(ids_.head));
   });
   const Tensor d_normed = region.enter_backward(branch_, [&a] { a.queue->drain(); });
   norm_backward(ids_.final_norm, d_normed, a.output, a.final_rstd, false, a.gradient, a.final_norm_gradient,

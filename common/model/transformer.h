@@ -25,8 +25,6 @@ struct LayerActivations {
   FeedForwardTensors feed_forward;
 };
 
-// The units of some ranges (config.h), ascending.
-std::vector<int> units_of(const std::vector<LayerRange>& ranges);
 std::vector<double> rotary_frequencies(const ModelConfig& model);  // kernels/rotary.h, and its scaling
 
 // Output gradients from which a layer's weight gradients are computed, together with its LayerActivations.
@@ -134,7 +132,8 @@ class Transformer {
   Recompute recompute_;
   Seams seams_;
   cudaStream_t stream_;
-  Blas blas_, head_blas_;  // for the products of layers; for the head's, which are never in fp8
+  std::unique_ptr<Blas> layer_blas_;  // for the products of layers; they may be in fp8
+  Blas blas_;
 
   // Work space that all micro-batches share.
   DeviceArena memory_{Purpose::activations};

@@ -10,17 +10,6 @@
 
 namespace pentatron {
 
-std::vector<int> units_of(const std::vector<LayerRange>& ranges) {
-  std::vector<int> units;
-  for (const LayerRange& range : ranges) {
-    if (range.embedding) units.push_back(embedding_unit);
-    for (int layer = range.first; layer < range.last; ++layer) units.push_back(unit_of_layer(layer));
-    if (range.head) units.push_back(head_unit(range.last));
-  }
-  std::sort(units.begin(), units.end());
-  return units;
-}
-
 std::vector<double> rotary_frequencies(const ModelConfig& model) {
   std::vector<double> frequencies = rotary_frequencies(model.rope_theta, model.head_size());
   const auto [factor, low, high, original_positions] = model.rope_scaling;
@@ -78,19 +67,6 @@ void FeedForward::declare(Parameters& parameters, const ModelConfig& model, int 
 
 // ---- Memory -----------------------------------------------------------------------------------------------
 
-// Elements of the largest operand of layers' products. UsageError if fp8's tiles don't fill their columns.
-static int64_t layer_operand(const TrainingConfig& config, int tensor_ranks, int64_t tokens,
-                             const FeedForward& feed_forward) {
-  const Columns c = columns_of(config.model, tensor_ranks);
-  const auto check = [](const char* option, int64_t columns) {
-    if (has_fp8_products && columns % fp8_tile != 0)
-      throw UsageError(option, std::to_string(columns) + " columns of a rank", "a multiple of 128 in fp8");
-  };
-  check("--d-model", c.d), check("--heads", c.q), check("--kv-heads", c.kv), check("--d-ff", c.f);
-  const int64_t rows = config.micro_batch_size * tokens;
-  return std::max(largest_operand(rows, c.d, c.q + 2 * c.kv), feed_forward.largest_operand(rows, c.d));
-}
-
 Transformer::Transformer(const TrainingConfig& config, const TransformerParameters& ids,
                          Parameters& parameters, int64_t tokens, Seams seams, cudaStream_t stream)
     : model_(config.model),
@@ -99,8 +75,7 @@ Transformer::Transformer(const TrainingConfig& config, const TransformerParamete
       recompute_(config.recompute),
       seams_(seams),
       stream_(stream),
-      blas_(stream, layer_operand(config, parameters.layout().tensor_ranks, tokens, *seams.feed_forward)),
-      head_blas_(stream) {
+      blas_(stream) {
   const int size = model_.head_size(), tensor_ranks = parameters.layout().tensor_ranks, d = model_.d_model;
   const HeadShape heads = {model_.heads / tensor_ranks, model_.kv_heads / tensor_ranks, size};
   shape_ = {config.micro_batch_size, static_cast<int>(tokens), heads};
@@ -119,6 +94,12 @@ Transformer::Transformer(const TrainingConfig& config, const TransformerParamete
                           seams_.attention->backward_memory(memory_, shape_),
                           memory_.matrix<accum>(rows(), heads.heads)};
   shared_gradients_ = allocate_gradients(memory_);
+  layer_blas_ = layer_products(stream, d,
+                               {{"--d-model", d},
+                                {"--heads", heads.heads * size},
+                                {"--kv-heads", heads.kv_heads * size},
+                                {"--d-ff", model_.d_ff / tensor_ranks}},
+                               {shared_gradients_.qkv, shared_gradients_.feed_forward.gate_up});
   if (recompute_ == Recompute::full)
     recomputed_ = std::make_unique<LayerActivations>(allocate_layer(memory_));
 }

@@ -411,7 +411,7 @@ void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor
     constexpr int size = head_size;
     using Of = ForwardCut<size>;
     launch_with_memory(in_warps<Of::threads, tensor_core_forward_kernel<size, Result>>(),
-                       Grid(block.tiles(block.queries, block.head.heads, Of::fixed), Of::threads),
+                       Grid(tiles_of(block, block.queries, block.head.heads, Of::fixed), Of::threads),
                        sizeof(real) * (Of::fixed + 4 * Of::looped) * size,
                        attention_cost(block, 2, Cost::Unit::tensor_cores, false), stream, q.data, k.data,
                        v.data, block, scale_of(size), out.data, lse.data);
@@ -420,16 +420,16 @@ void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor
 
 template <class Result>
 void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
-                          Tensor d_out, AccumTensor dots, const BackwardMemory& memory, bool add,
+                          Tensor d_out, AccumTensor dots, const TensorCoreMemory& memory, bool add,
                           Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream) {
-  BackwardMemory to = memory;
+  TensorCoreMemory to = memory;
   if constexpr (std::is_same_v<Result, accum>) to.d_q = d_q, to.d_k = d_k, to.d_v = d_v;
   CUDA_CHECK(cudaMemsetAsync(to.turns.data, 0, to.turns.bytes(), stream));
   for_head_size(block.head.head_size, [&](auto head_size) {
     constexpr int size = head_size;
     using Of = BackwardCut<size>;
     launch_with_memory(in_warps<Of::threads, tensor_core_backward_kernel<size, Result>>(),
-                       Grid(block.tiles(block.keys, block.head.heads, Of::fixed), Of::threads),
+                       Grid(tiles_of(block, block.keys, block.head.heads, Of::fixed), Of::threads),
                        sizeof(real) * (2 * Of::fixed + 4 * Of::looped) * size +
                            sizeof(accum) * 4 * Of::looped + sizeof(Place),
                        attention_cost(block, 5, Cost::Unit::tensor_cores, true), stream, q.data, k.data,
@@ -473,7 +473,8 @@ double tensor_core_error(int head_size, cudaStream_t stream) {
     return all;
   };
   const auto expected = results(tiled_forward<real>, tiled_backward<real>);
-  const auto computed = results(tensor_core_forward<real>, tensor_core_backward<real>, of_backward);
+  const auto computed =
+      results(tensor_core_forward<real>, tensor_core_backward<real>, tensor_core_memory(of_backward));
   double error = 0;
   for (size_t x = 0; x < expected.size(); ++x) {
     double largest = 0, difference = 0;

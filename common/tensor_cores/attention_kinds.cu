@@ -27,42 +27,34 @@ void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& 
   }
   if constexpr (has_tensor_core_attention) {
     if (kind == Attention::tensor_core) {
-      return tensor_core_backward(block, q, k, v, lse, d_out, dots, memory, add, d_q, d_k, d_v,
-                                  blas.stream());
+      return tensor_core_backward(block, q, k, v, lse, d_out, dots, tensor_core_memory(memory), add, d_q, d_k,
+                                  d_v, blas.stream());
     }
   }
   naive_backward(blas, block, q, k, v, scores, lse, d_out, dots, memory.d_scores, add, d_q, d_k, d_v);
 }
 
-Matrix<int32_t> turns_of_backward(Attention kind, DeviceArena& arena, AttentionShape shape) {
-  const auto [heads, kv_heads, size] = shape.head;
-  const int64_t turns = backward_turns(shape.batch, heads, kv_heads, shape.sequence);
-  return kind == Attention::tensor_core ? arena.matrix<int32_t>(1, turns) : Matrix<int32_t>{};
-}
-
-size_t bytes_of_turns(Attention kind, AttentionShape shape) {
-  const auto [heads, kv_heads, size] = shape.head;
-  const int64_t turns = backward_turns(shape.batch, heads, kv_heads, shape.sequence);
-  return kind == Attention::tensor_core ? turns * sizeof(int32_t) : 0;
-}
-
-size_t tensor_core_bytes(Attention kind, AttentionShape shape) {
+size_t tensor_core_bytes(Attention kind, AttentionShape shape, bool sums_in_results) {
   if (kind != Attention::tensor_core) return 0;
   const auto [heads, kv_heads, size] = shape.head;
+  const int64_t turns = backward_turns(shape.batch, heads, kv_heads, shape.sequence);
   const int64_t columns = (heads + (kv_heads < heads ? 2 * kv_heads : 0)) * size;  // of q; and of k and v
-  return bytes_of_turns(kind, shape) + shape.batch * shape.sequence * columns * sizeof(accum);
+  const int64_t sums = sums_in_results ? 0 : shape.batch * shape.sequence * columns;
+  return turns * sizeof(int32_t) + sums * sizeof(accum);
 }
 
-BackwardMemory backward_memory(Attention kind, DeviceArena& arena, AttentionShape shape) {
+BackwardMemory backward_memory(Attention kind, DeviceArena& arena, AttentionShape shape,
+                               bool sums_in_results) {
   if (kind == Attention::tiled) return {};
   if (kind == Attention::naive) return {arena.matrix<real>(shape.score_rows(), shape.sequence)};
   const auto [heads, kv_heads, size] = shape.head;
-  const int64_t rows = int64_t{shape.batch} * shape.sequence, of_keys = kv_heads < heads ? rows : 0;
-  return {{},
-          turns_of_backward(kind, arena, shape),
-          arena.matrix<accum>(rows, heads * size),
-          arena.matrix<accum>(of_keys, kv_heads * size),
-          arena.matrix<accum>(of_keys, kv_heads * size)};
+  const int64_t rows = int64_t{shape.batch} * shape.sequence;
+  const int64_t of_queries = sums_in_results ? 0 : rows, of_keys = kv_heads < heads ? of_queries : 0;
+  const TensorCoreMemory memory = {
+      arena.matrix<int32_t>(1, backward_turns(shape.batch, heads, kv_heads, shape.sequence)),
+      arena.matrix<accum>(of_queries, heads * size), arena.matrix<accum>(of_keys, kv_heads * size),
+      arena.matrix<accum>(of_keys, kv_heads * size)};
+  return {{}, std::make_shared<TensorCoreMemory>(memory)};
 }
 
 template decltype(attention_forward<real>) attention_forward<real>;

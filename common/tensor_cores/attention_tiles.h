@@ -15,15 +15,25 @@ void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, A
                     AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
                     cudaStream_t stream);
 
-// On tensor cores, in 16 bits with sums in float, heads have 64 or 128 features. d_q, and of heads in groups
-// d_k and d_v, are summed up in `memory` unless Result is `accum`; the order of the sums is fixed.
+// What backward on tensor cores needs beside its results: with `turns` the blocks take turns, so that the
+// order of sums is fixed. Where Result is not `accum`, the sums of d_q, and of heads in groups of d_k and
+// d_v.
+struct TensorCoreMemory {
+  Matrix<int32_t> turns;      // [1, backward_turns]
+  AccumTensor d_q, d_k, d_v;  // as q, k and v
+};
+inline const TensorCoreMemory& tensor_core_memory(const BackwardMemory& memory) {
+  return *static_cast<const TensorCoreMemory*>(memory.other.get());
+}
+
+// On tensor cores, in 16 bits with sums in float, heads have 64 or 128 features.
 constexpr bool has_tensor_core_attention = PRECISION == 16;
 template <class Result>
 void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
                          AccumTensor lse, cudaStream_t stream);
 template <class Result>
 void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
-                          Tensor d_out, AccumTensor dots, const BackwardMemory& memory, bool add,
+                          Tensor d_out, AccumTensor dots, const TensorCoreMemory& memory, bool add,
                           Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream);
 
 // For tests: also true on the CPU, which emulates the instructions.
@@ -68,12 +78,17 @@ constexpr Place place_of(int number, int tiles, int heads, int sequences) {
 // Tensor cores: a block of threads has so many queries, forward, or keys, backward. size: of a head.
 constexpr int tensor_core_tile(int size, bool backward) { return !backward ? 128 : size == 64 ? 96 : 64; }
 
+// Blocks of threads that have a tile of `rows` (queries or keys) of a head of a sequence each.
+inline dim3 tiles_of(const AttentionBlock& b, int rows, int heads, int tile) {
+  return dim3(static_cast<unsigned>((rows + tile - 1) / tile) * heads * b.batch);
+}
+
 // Cost of `count` products of queries, keys and head size; the half above a diagonal is not counted.
 inline Cost attention_cost(const AttentionBlock& b, int count, Cost::Unit unit, bool backward) {
   const double pairs = double(b.batch) * b.head.heads * b.queries * b.keys / (b.diagonal ? 2 : 1);
   const double rows = double(b.head.heads) * b.queries + double(b.head.kv_heads) * b.keys;
   const int tile = tensor_core_tile(b.head.head_size, backward);
-  const double tiles = b.tiles(backward ? b.keys : b.queries, b.head.heads, tile).x;
+  const double tiles = tiles_of(b, backward ? b.keys : b.queries, b.head.heads, tile).x;
   return {
       .bytes = 2 * real_bytes * b.batch * rows * b.head.head_size,  // q, out, k, v
       .flops = count * 2 * pairs * b.head.head_size,

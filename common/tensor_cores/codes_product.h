@@ -15,17 +15,16 @@ namespace pentatron {
 // scales, newer GPUs have others. Sizes must be multiples of 16.
 class CodesProduct {
  public:
-  template <class C>
-  CodesProduct(const Blas& blas, const Operand& a, const Operand& b, Matrix<C> c) : blas_(blas) {
+  CodesProduct(const LayerBlas& blas, const Operand& a, const Operand& b, Result c) : blas_(blas) {
     CUBLAS_CHECK(cublasLtMatmulDescInit(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
-    set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode_of(b.tile));
-    set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode_of(a.tile));
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode_of(tile_of_b(a)));
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode_of(Fp8Tile::row));
     set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, blas.operand(1, true).scales);
     set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, blas.operand(0, true).scales);
     layout(b_, CUDA_R_8F_E4M3, b.columns(), b.rows());
     layout(a_, CUDA_R_8F_E4M3, a.columns(), a.rows());
-    layout(c_, data_type<C>, c.columns, c.rows);
+    layout(c_, c.type, c.columns, c.rows);
     cublasLtMatmulPreferenceOpaque_t preference;
     CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -66,7 +65,7 @@ class CodesProduct {
     return reinterpret_cast<cublasLtHandle_t>(static_cast<cublasHandle_t>(blas_));
   }
 
-  const Blas& blas_;
+  const LayerBlas& blas_;
   cublasLtMatmulDescOpaque_t operation_;
   cublasLtMatrixLayoutOpaque_t a_, b_, c_;
   cublasLtMatmulHeuristicResult_t algorithm_ = {};
@@ -76,7 +75,7 @@ class CodesProduct {
 #else  // the CPU, or cuBLAS before 12.9
 
 struct CodesProduct {
-  CodesProduct(const Blas&, const Operand&, const Operand&, const auto&) {}
+  CodesProduct(const LayerBlas&, const Operand&, const Operand&, const auto&) {}
   bool possible() const { return false; }
   void run(accum, void*) {}
 };

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <iostream>
 
+#include "kernels/config.h"
 #include "kernels/pack.h"
 #include "tensor_cores/codes_product.h"
 #include "tensor_cores/fp8.h"
@@ -148,9 +149,37 @@ void quantise(Tensor x, Transpose transpose, Fp8Tile tile, Fp8Matrix out, cudaSt
                      stream, x.data, rows, columns, transpose, out);
 }
 
-Fp8Matrix Blas::operand(int which, bool codes) const {
+LayerBlas::LayerBlas(cudaStream_t stream, int64_t largest) : Blas(stream) {
+  if (!has_fp8_products) return;
+  const auto elements = static_cast<size_t>(largest);
+  for (DeviceArray<real>& operand : operands_) operand = {elements, Purpose::activations};
+  for (DeviceArray<float>& scales : scales_) scales = {elements / fp8_tile, Purpose::activations};
+}
+
+Fp8Matrix LayerBlas::operand(int which, bool codes) const {
   real* const memory = operands_[which].data();
   return {reinterpret_cast<__nv_fp8_storage_t*>(memory), scales_[which].data(), codes ? nullptr : memory};
+}
+
+// With whole tiles of rows, so that a 128th is enough for the scales; in and out are multiples of 128.
+int64_t largest_operand(int64_t rows, int64_t in, int64_t out) {
+  return std::max((rows + 127) / 128 * 128 * std::max(in, out), in * out);
+}
+
+size_t layer_products_bytes(int64_t rows, int64_t in, int64_t out) {
+  const int64_t elements = largest_operand(rows, in, out);
+  return has_fp8_products ? 2 * (elements * sizeof(real) + elements / fp8_tile * sizeof(float)) : 0;
+}
+
+std::unique_ptr<Blas> layer_products(cudaStream_t stream, int64_t d, const std::vector<Width>& widths,
+                                     const std::vector<Tensor>& outputs) {
+  for (const auto& [option, columns] : widths) {
+    if (has_fp8_products && columns % fp8_tile != 0)
+      throw UsageError(option, std::to_string(columns) + " columns of a rank", "a multiple of 128 in fp8");
+  }
+  int64_t largest = 0;
+  for (const Tensor& out : outputs) largest = std::max(largest, largest_operand(out.rows, d, out.columns));
+  return std::make_unique<LayerBlas>(stream, largest);
 }
 
 // Says it once. On the CPU all products are emulated.
@@ -163,29 +192,25 @@ static void tell_of_emulation([[maybe_unused]] const Operand& a, [[maybe_unused]
 #endif
 }
 
-template <class C>
-void fp8_gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, Matrix<C> c, const char* name,
-              bool new_b) {
-  CodesProduct codes(blas, a, b, c);
-  const auto quantised = [&](int which, const Operand& operand, bool is_new) {
-    const Fp8Matrix out = blas.operand(which, codes.possible());
-    if (is_new) quantise(operand.x, operand.transpose, operand.tile, out, blas.stream());
-    return Operand{{out.values, operand.rows(), operand.columns()}, Transpose::no, operand.tile};
+void LayerBlas::product(const Operand& a, const Operand& b, accum beta, Result c, const char* name,
+                        bool same_b) const {
+  if (!has_fp8_products) return Blas::product(a, b, beta, c, name);
+  if (c.rows == 0) return;
+  CodesProduct codes(*this, a, b, c);
+  const auto quantised = [&](int which, const Operand& x, Fp8Tile tile, bool is_new) {
+    const Fp8Matrix out = operand(which, codes.possible());
+    if (is_new) quantise(x.x, x.transpose, tile, out, stream());
+    return Operand{{out.values, x.rows(), x.columns()}, Transpose::no};
   };
-  const Operand a_values = quantised(0, a, true), b_values = quantised(1, b, new_b);
-  trace::Range range(blas.stream(), name,
-                     products(c.rows, c.columns, a.columns(), 1, 1, sizeof(C), beta != 0, true));
+  const Operand a_values = quantised(0, a, Fp8Tile::row, true),
+                b_values = quantised(1, b, tile_of_b(a), !same_b);
+  trace::Range range(stream(), name, products(c.rows, c.columns, a.columns(), 1, 1, c.size, beta != 0, true));
   if (codes.possible()) {
     codes.run(beta, c.data);
   } else {
     tell_of_emulation(a, b);
-    gemm(blas, a_values, b_values, beta, c);
+    gemm(a_values, b_values, beta, c);
   }
 }
-
-#if PRECISION == 16
-template void fp8_gemm(const Blas&, const Operand&, const Operand&, accum, Tensor, const char*, bool);
-#endif
-template void fp8_gemm(const Blas&, const Operand&, const Operand&, accum, AccumTensor, const char*, bool);
 
 }  // namespace pentatron

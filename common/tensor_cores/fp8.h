@@ -18,6 +18,10 @@
 
 namespace pentatron {
 
+// Which elements of an operand share a scale: 128 of a row, or a square of them.
+enum class Fp8Tile { row, square };
+constexpr int fp8_tile = 128;
+
 // A matrix [rows, columns] in 8 bits. The last tile of a row may be shorter. An element is its code
 // times the scale of its tile. Scales lie as cublasLtMatmul reads them: of a row's tile at [column / 128,
 // row], of a square at [row / 128, column / 128], with rows of scales padded to a multiple of 4.
@@ -30,5 +34,26 @@ struct Fp8Matrix {
 
 // out = x, or its transpose, in 8 bits. A tile with an infinity becomes NaN.
 void quantise(Tensor x, Transpose transpose, Fp8Tile tile, Fp8Matrix out, cudaStream_t stream);
+
+// Of a linear layer's products a is always rows of tokens. So is b in that of the weight gradient, where both
+// are transposed; else it is the weight.
+inline Fp8Tile tile_of_b(const Operand& a) { return a.transposed() ? Fp8Tile::row : Fp8Tile::square; }
+
+// The handle for the products of layers, which fp8 builds, and no others, compute in fp8.
+class LayerBlas : public Blas {
+ public:
+  // largest: elements of the largest operand (largest_operand).
+  LayerBlas(cudaStream_t stream, int64_t largest);
+  bool of_layers() const override { return true; }
+  // Quantises a and, unless it is that of the product before, b.
+  void product(const Operand& a, const Operand& b, accum beta, Result c, const char* name,
+               bool same_b) const override;
+  // Work space for the first (0) or second operand: for codes and scales or, without `codes`, dequantised.
+  Fp8Matrix operand(int which, bool codes) const;
+
+ private:
+  DeviceArray<real> operands_[2];  // values, or codes
+  DeviceArray<float> scales_[2];
+};
 
 }  // namespace pentatron

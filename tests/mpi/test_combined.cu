@@ -83,7 +83,7 @@ void check_mesh(const CombinedCase& c, World& world, const std::unique_ptr<Alone
     if (alone) {
       alone->accumulate(global);
       for (int id = 0; id < parameters; ++id) {
-        if (combined.parameters[id].sign_rate > 0) continue;
+        if (combined.parameters[id].own_step) continue;
         for (const double g : alone->gradients(id)) norm += g * g;
       }
       norm = std::sqrt(norm);

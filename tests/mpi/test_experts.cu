@@ -303,7 +303,7 @@ TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", 
   const Tensors loads_of_first =
       gather_parameters(world, zeros.parameters, Content::gradients, zeros.compute);
   for (size_t id = 0; id < loads_of_first.size(); ++id) {
-    if (zeros.parameters[id].sign_rate > 0)
+    if (zeros.parameters[id].own_step)
       CHECK(loads_of_first[id] == std::vector<double>{copies / 2, copies / 2, 0, 0, 0, 0, 0, 0});
   }
 
@@ -317,7 +317,7 @@ TEST_CASE("07: a balance bias follows the loads, and the norm does not see it", 
     double norm = 0;
     int layer = 0;
     for (size_t id = 0; id < weights.size(); ++id) {
-      if (model.parameters[id].sign_rate == 0) {
+      if (!model.parameters[id].own_step) {
         for (const double g : gradients[id]) norm += g * g;
         continue;
       }

@@ -198,11 +198,11 @@ void bench_linear(const Table& table, const Blas& blas, const std::string& name,
   const Tensor x = work.tensor(rows, in), weight = work.tensor(out, in), y = work.tensor(rows, out);
   const AccumTensor d_weight = work.statistics(out, in);
   table.product((name + " forward").c_str(), [&] { linear_forward(blas, x, weight, y); });
-  table.tuned_product(blas, tokens(x, Transpose::no), weights(weight, Transpose::no), 0, y);
+  table.tuned_product(blas, Operand{x, Transpose::no}, Operand{weight, Transpose::no}, 0, y);
   table.product((name + " dgrad").c_str(), [&] { linear_dgrad(blas, y, weight, x); });
-  table.tuned_product(blas, tokens(y, Transpose::no), weights(weight, Transpose::yes), 0, x);
+  table.tuned_product(blas, Operand{y, Transpose::no}, Operand{weight, Transpose::yes}, 0, x);
   table.product((name + " wgrad").c_str(), [&] { linear_wgrad(blas, y, x, {d_weight, true}); });
-  table.tuned_product(blas, tokens(y, Transpose::yes), tokens(x, Transpose::yes), 1, d_weight);
+  table.tuned_product(blas, Operand{y, Transpose::yes}, Operand{x, Transpose::yes}, 1, d_weight);
 }
 
 void bench_norms(const Table& table, const Stream& stream, int64_t rows, int64_t d) {
