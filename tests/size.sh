@@ -15,8 +15,8 @@ closure-05 9326
 closure-06 9383
 closure-07 12384
 product 17140
-stand-ins 5855
-other-C++ 20650
+stand-ins 5693
+other-C++ 20549
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -31,7 +31,7 @@ inline void require_nccl(ncclResult_t result) {
 // others. The first makes the id.
 class Communicator {
  public:
-  explicit Communicator(const std::vector<int>& members) {
+  explicit Communicator(const std::vector<int>& members, ncclConfig_t* config = nullptr) {
     int mine = -1;
     for (size_t i = 0; i < members.size(); ++i) {
       if (members[i] == rank()) mine = static_cast<int>(i);
@@ -46,22 +46,17 @@ class Communicator {
     } else {
       MPI_Recv(&id, sizeof id, MPI_BYTE, members[0], 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     }
-    require_nccl(ncclCommInitRank(&comm_, static_cast<int>(members.size()), id, mine));
+    require_nccl(ncclCommInitRankConfig(&comm_, static_cast<int>(members.size()), id, mine, config));
   }
   // Of all ranks.
-  Communicator() : Communicator(all()) {}
-  explicit Communicator(ncclComm_t comm) : comm_(comm) {}
+  explicit Communicator(ncclConfig_t* config = nullptr) : Communicator(all(), config) {}
   ~Communicator() {
     if (comm_ != nullptr) ncclCommDestroy(comm_);
   }
   Communicator(const Communicator&) = delete;
 
   operator ncclComm_t() const { return comm_; }
-  Communicator split(int color, int key) const {
-    ncclComm_t part = nullptr;
-    require_nccl(ncclCommSplit(comm_, color, key, &part, nullptr));
-    return Communicator(part);
-  }
+  ncclComm_t release() { return std::exchange(comm_, nullptr); }  // somebody else destroys it
   void abort() { require_nccl(ncclCommAbort(std::exchange(comm_, nullptr))); }
   ncclResult_t error() const {
     ncclResult_t error = ncclSuccess;

@@ -22,13 +22,12 @@ TEST_CASE("a collective returns to the host at once and waits for all ranks", "[
   const Communicator comm;
   const Stream stream("communication");
   const Array<float> in(std::vector<float>(kSmall, 1)), out(kSmall * ranks());
-  for (int kind = 0; kind < 5; ++kind) {
+  for (int kind = 0; kind < 4; ++kind) {
     INFO("kind " << kind);
     const auto issue = [&] {
       if (kind == 0) return ncclAllReduce(in.data(), out.data(), kSmall, ncclFloat, ncclSum, comm, stream);
-      if (kind == 1) return ncclReduce(in.data(), out.data(), kSmall, ncclFloat, ncclSum, 0, comm, stream);
-      if (kind == 2) return ncclAllGather(in.data(), out.data(), kSmall, ncclFloat, comm, stream);
-      if (kind == 3) return ncclBroadcast(in.data(), out.data(), kSmall, ncclFloat, 0, comm, stream);
+      if (kind == 1) return ncclAllGather(in.data(), out.data(), kSmall, ncclFloat, comm, stream);
+      if (kind == 2) return ncclBroadcast(in.data(), out.data(), kSmall, ncclFloat, 0, comm, stream);
       return ncclReduceScatter(in.data(), out.data(), kSmall / ranks(), ncclFloat, ncclSum, comm, stream);
     };
     const bool late = rank() == ranks() - 1;
@@ -294,32 +293,20 @@ TEST_CASE("four streams, each with a communicator for an edge, carry a pipeline'
 TEST_CASE("destroying a communicator waits for its operations", "[standin]") {
   const Stream stream("communication");
   const Array<float> array(kLarge);
-  for (const bool finalize : {false, true}) {
-    array.set(std::vector<float>(kLarge, 1));
-    ncclComm_t comm = nullptr;
-    {
-      const Communicator world;
-      require_nccl(ncclCommSplit(world, 0, rank(), &comm, nullptr));
-    }
-    for (int i = 0; i < 3; ++i) {
-      require_nccl(ncclAllReduce(array.data(), array.data(), kLarge, ncclFloat, ncclSum, comm, stream));
-    }
-    if (finalize) {
-      require_nccl(ncclCommFinalize(comm));
-      CHECK(ncclAllReduce(array.data(), array.data(), 1, ncclFloat, ncclMax, comm, stream) ==
-            ncclInvalidUsage);
-    }
-    require_nccl(ncclCommDestroy(comm));
-    CHECK(is_done_within(stream, kSoon));
-    const auto expected = static_cast<float>(ranks() * ranks() * ranks());
-    CHECK(array.get(kLarge) == std::vector<float>(kLarge, expected));
-    CHECK(ncclCommDestroy(comm) == ncclInvalidArgument);
+  array.set(std::vector<float>(kLarge, 1));
+  const ncclComm_t comm = Communicator().release();
+  for (int i = 0; i < 3; ++i) {
+    require_nccl(ncclAllReduce(array.data(), array.data(), kLarge, ncclFloat, ncclSum, comm, stream));
   }
+  require_nccl(ncclCommDestroy(comm));
+  CHECK(is_done_within(stream, kSoon));
+  const auto expected = static_cast<float>(ranks() * ranks() * ranks());
+  CHECK(array.get(kLarge) == std::vector<float>(kLarge, expected));
+  CHECK(ncclCommDestroy(comm) == ncclInvalidArgument);
 }
 
 TEST_CASE("destroying a communicator waits for all of its ranks", "[standin]") {
-  ncclComm_t comm = nullptr;
-  require_nccl(ncclCommSplit(Communicator(), 0, rank(), &comm, nullptr));
+  const ncclComm_t comm = Communicator().release();
   if (rank() == 0) barrier();
   std::future<ncclResult_t> destroyed = std::async(std::launch::async, ncclCommDestroy, comm);
   if (rank() > 0) {

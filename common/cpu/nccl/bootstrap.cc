@@ -17,7 +17,6 @@ namespace {
 
 constexpr int kFirstTag = 0x4e43 << 8;  // in MPI_COMM_WORLD; far from what programs use
 constexpr int kTags = 1 << 16;
-constexpr int kSplitTag = 16;  // in a communicator's own MPI communicator; Transport uses those below
 
 // What a unique id says.
 struct Id {
@@ -152,31 +151,6 @@ void meet(MPI_Comm comm) {
   std::vector<MPI_Request> all_came(1);
   MPI_Ibarrier(comm, all_came.data());
   wait(all_came);
-}
-
-ncclResult_t split(const Members& parent, int color, int key, Members* members) {
-  Unseen unseen;
-  const int ranks = static_cast<int>(parent.world_ranks.size());
-  const int mine[] = {color, key};
-  std::vector<int> all(2 * ranks);  // [ranks][color, key]
-  std::vector<MPI_Request> requests;
-  for (int rank = 0; rank < ranks; ++rank) {
-    MPI_Irecv(&all[2 * rank], 2, MPI_INT, rank, kSplitTag, parent.comm, &requests.emplace_back());
-    MPI_Isend(mine, 2, MPI_INT, rank, kSplitTag, parent.comm, &requests.emplace_back());
-  }
-  wait(requests);
-  if (color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
-  std::vector<std::pair<int, int>> chosen;  // key, rank
-  for (int rank = 0; rank < ranks; ++rank) {
-    if (all[2 * rank] == color) chosen.emplace_back(all[2 * rank + 1], rank);
-  }
-  std::sort(chosen.begin(), chosen.end());
-  for (const auto& [their_key, rank] : chosen) {
-    if (rank == parent.rank) members->rank = static_cast<int>(members->world_ranks.size());
-    members->world_ranks.push_back(parent.world_ranks[rank]);
-  }
-  members->comm = communicator_of(members->world_ranks, kSplitTag);
-  return ncclSuccess;
 }
 
 }  // namespace nccl_mpi

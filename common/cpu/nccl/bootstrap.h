@@ -14,7 +14,7 @@ namespace nccl_mpi {
 struct Members {
   MPI_Comm comm = MPI_COMM_NULL;  // of those that are there; null: this rank is not one of them
   std::vector<int> world_ranks;   // of each
-  std::string name;               // that no other communicator of this host has; empty: none
+  std::string name;               // that no other communicator of this host has
   int rank = 0;                   // this one
   std::vector<int> places = {};   // of each in `comm`, -1: absent; empty: all are there, in their order
 };
@@ -30,9 +30,5 @@ ncclResult_t join(const ncclUniqueId& id, int ranks, int rank, const ncclConfig_
 
 // All ranks of the communicator come together.
 void meet(MPI_Comm comm);
-
-// The ranks with the same color, ordered by key, then by their rank in the parent. All ranks of the parent
-// come together.
-ncclResult_t split(const Members& parent, int color, int key, Members* members);
 
 }  // namespace nccl_mpi

@@ -134,7 +134,6 @@ ncclComm::ncclComm(const nccl_mpi::Members& members, const nccl_mpi::Network& mo
       network(modelled_network),
       channels(modelled_channels),
       rank(members.rank),
-      is_folded(!members.places.empty()),
       device(nccl_mpi::current_device()),
       last_(new Entry),
       current_(last_),
@@ -241,7 +240,6 @@ void ncclComm::finish() {
   closing_ = true;
   bell_.ring();
   thread_.join();
-  finished = true;
 }
 
 void ncclComm::abort() {

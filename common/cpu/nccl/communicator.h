@@ -95,9 +95,7 @@ struct ncclComm {
   const nccl_mpi::Network network;
   const int channels;
   const int rank;
-  const bool is_folded;  // some members may be absent (nccl.h)
   const int device;
-  bool finished = false;
 
  private:
   // An element of the queue. The last one is always empty: the host fills it and appends a new empty one.

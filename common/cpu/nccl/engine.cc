@@ -28,8 +28,6 @@ Collective::Kind timed_as(Kind kind) {
       return Collective::reduce_scatter;
     case Kind::broadcast:
       return Collective::broadcast;
-    case Kind::reduce:
-      return Collective::reduce;
     default:
       return Collective::all_reduce;
   }
@@ -52,7 +50,7 @@ Engine::Engine(const Members& members, const Network& network, int channels, con
       collectives_(network, world_ranks_),
       transport_(members.comm, world_ranks_, aborted),
       window_(2 * ranks_ * (chunk + kMaxAlignment)) {
-  if (is_dry_run() && !members.name.empty()) rendezvous_ = std::make_unique<Rendezvous>(members, aborted);
+  if (is_dry_run()) rendezvous_ = std::make_unique<Rendezvous>(members, aborted);
 }
 
 Span Engine::run(std::span<const Call> calls, int64_t time, std::vector<Message>* messages) {
@@ -118,8 +116,7 @@ void Engine::run_collective(const Call& call) {
   const size_t round = in_parts * chunk / nccl_mpi::size_of(call.type);  // elements
   met_ = false;
   if (rendezvous_) return meet(rendezvous_->meet_all(call, span_.end));
-  if (is_dry_run()) exchange(call, no_exchange());
-  for (size_t first = 0; !met_ || (first < call.count && !is_dry_run()); first += round) {
+  for (size_t first = 0; !met_ || first < call.count; first += round) {
     run_round(call, {first, std::min(round, call.count - first)});
     window_.store();
   }
@@ -131,8 +128,6 @@ void Engine::run_round(const Call& call, Range range) {
       return all_gather(call, range);
     case Kind::broadcast:
       return broadcast(call, range);
-    case Kind::reduce:
-      return reduce_to_root(call, range);
     case Kind::reduce_scatter:
       return reduce_scatter(call, range);
     case Kind::all_reduce:
@@ -179,20 +174,6 @@ void Engine::broadcast(const Call& call, Range range) {
     all.from[call.root] = {window_.write(output(call, range.first), bytes), bytes};
   }
   exchange(call, all);
-}
-
-void Engine::reduce_to_root(const Call& call, Range range) {
-  const size_t bytes = range.second * nccl_mpi::size_of(call.type);
-  Exchange all = no_exchange();
-  std::byte* const own = window_.read(input(call, range.first), bytes);
-  window_.load();
-  if (rank_ == call.root) {
-    receive_contributions(&all, bytes);
-  } else {
-    all.to[call.root] = {own, bytes};
-  }
-  exchange(call, all);
-  if (rank_ == call.root) combine(window_.write(output(call, range.first), bytes), own, range.second, call);
 }
 
 void Engine::reduce_scatter(const Call& call, Range range) {

@@ -42,7 +42,6 @@ class Engine {
 
   void all_gather(const Call& call, Range range);
   void broadcast(const Call& call, Range range);
-  void reduce_to_root(const Call& call, Range range);
   void reduce_scatter(const Call& call, Range range);
   void all_reduce_at_once(const Call& call, Range range);
   void all_reduce_in_parts(const Call& call, Range range);

@@ -152,10 +152,10 @@ double Collectives::seconds(std::span<const Collective> group, int turns) const 
 }
 
 Collectives::Time Collectives::time(const Ring& ring, const Collective& c) const {
-  const bool is_pipeline = c.kind == Collective::broadcast || c.kind == Collective::reduce;
-  // A pipeline does not use the hop into its root, or out of it. Blocks go everywhere; the one that misses
-  // the shortest hop comes last.
-  const int unused = c.kind == Collective::broadcast ? (c.root + steps_) % (steps_ + 1) : c.root;
+  const bool is_pipeline = c.kind == Collective::broadcast;
+  // A pipeline does not use the hop into its root. Blocks go everywhere; the one that misses the shortest hop
+  // comes last.
+  const int unused = (c.root + steps_) % (steps_ + 1);
   const int between = hops_between_ - (is_pipeline && leaves_node_[unused]);
   const int within = steps_ + (is_pipeline ? 0 : 1) - between;
   const double sum = within * ring.within_node + between * ring.between_nodes;

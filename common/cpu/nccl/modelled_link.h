@@ -73,7 +73,7 @@ std::optional<Network> network_from_environment(Network network, std::string* er
 
 // A collective of NCCL. bytes: of a rank's block (all_gather, reduce_scatter), or of the array.
 struct Collective {
-  enum Kind { all_gather, reduce_scatter, all_reduce, broadcast, reduce } kind;
+  enum Kind { all_gather, reduce_scatter, all_reduce, broadcast } kind;
   double bytes;
   int root = 0;
 };
@@ -103,9 +103,8 @@ class Collectives {
   double reduce_scatter(double block_bytes) const { return one({Collective::reduce_scatter, block_bytes}); }
   // A reduce-scatter and an all-gather of blocks of bytes / n: 2 (n-1) latency + 2 (n-1)/n bytes / bandwidth.
   double all_reduce(double bytes, int turns = 1) const { return one({Collective::all_reduce, bytes}, turns); }
-  // A pipeline from the root all the way round, or the reverse: (n-1) latency + bytes / bandwidth.
+  // A pipeline from the root all the way round: (n-1) latency + bytes / bandwidth.
   double broadcast(double bytes, int root) const { return one({Collective::broadcast, bytes, root}); }
-  double reduce(double bytes, int root) const { return one({Collective::reduce, bytes, root}); }
 
  private:
   struct Time {

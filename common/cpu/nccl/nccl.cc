@@ -62,8 +62,8 @@ const char* unsupported(const ncclConfig_t* config) {
 }
 
 // NCCL has as many channels as an operation may take thread blocks.
-int channels_of(const ncclConfig_t* config, int otherwise) {
-  return config == nullptr || config->maxCTAs == NCCL_CONFIG_UNDEF_INT ? otherwise : config->maxCTAs;
+int channels_of(const ncclConfig_t* config) {
+  return config == nullptr || config->maxCTAs == NCCL_CONFIG_UNDEF_INT ? most_channels : config->maxCTAs;
 }
 
 // ---- What a call may ask for ------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ Range range_read(const Call& call, const ncclComm& comm) {
 }
 
 Range range_written(const Call& call, const ncclComm& comm) {
-  const bool writes = call.kind != Kind::send && (call.kind != Kind::reduce || comm.rank == call.root);
+  const bool writes = call.kind != Kind::send;
   const size_t blocks = call.kind == Kind::all_gather ? comm.ranks() : 1;
   return {static_cast<const char*>(call.receive), writes ? blocks * bytes_of(call) : 0};
 }
@@ -113,8 +113,8 @@ ncclResult_t check(const Call& call, const ncclComm& comm, cudaStream_t stream) 
   if (call.type < 0 || call.type >= ncclNumTypes || nccl_mpi::size_of(call.type) == 0) {
     return fail(ncclInvalidArgument, "data type " + std::to_string(call.type) + " is not supported");
   }
-  if (call.op != ncclSum && call.op != ncclMax && call.op != ncclMin) {
-    return fail(ncclInvalidArgument, "operators are ncclSum, ncclMax and ncclMin");
+  if (call.op != ncclSum && call.op != ncclMax) {
+    return fail(ncclInvalidArgument, "operators are ncclSum and ncclMax");
   }
   if (call.root < 0 || call.root >= comm.ranks()) return refuse(call, "there is no such rank");
   if (stream == nullptr) return refuse(call, "the null stream is not supported");
@@ -195,7 +195,6 @@ ncclResult_t issue(std::vector<Issued> issued) {
 
 ncclResult_t accept(ncclComm_t comm, cudaStream_t stream, const Call& call) {
   if (!exists(comm)) return no_communicator();
-  if (comm->finished) return fail(ncclInvalidUsage, "the communicator is finalized");
   if (comm->error() != ncclSuccess) return comm->error();
   ncclResult_t error = check(call, *comm, stream);
   if (error == ncclSuccess) error = check_against_group(call, *comm);
@@ -243,10 +242,6 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank) {
-  return ncclCommInitRankConfig(comm, ranks, id, rank, nullptr);
-}
-
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* config) {
   if (comm == nullptr || ranks < 1 || rank < 0 || rank >= ranks) {
@@ -263,28 +258,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id
   nccl_mpi::Members members;
   const ncclResult_t error =
       nccl_mpi::join(id, ranks, rank, config == nullptr ? ncclConfig_t{} : *config, &members);
-  return error != ncclSuccess ? error : create(members, *network, channels_of(config, most_channels), comm);
-}
-
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* new_comm, ncclConfig_t* config) {
-  if (!exists(comm)) return no_communicator();
-  if (new_comm == nullptr || color < NCCL_SPLIT_NOCOLOR) {
-    return fail(ncclInvalidArgument, "color " + std::to_string(color));
-  }
-  *new_comm = nullptr;
-  if (const char* reason = unsupported(config)) return fail(ncclInvalidArgument, reason);
-  if (comm->is_folded) return fail(ncclInvalidUsage, "a communicator of a folded world is not split");
-  nccl_mpi::Members members;
-  const ncclResult_t error =
-      nccl_mpi::split({comm->mpi, comm->world_ranks, {}, comm->rank}, color, key, &members);
-  if (error != ncclSuccess || color == NCCL_SPLIT_NOCOLOR) return error;
-  return create(members, comm->network, channels_of(config, comm->channels), new_comm);
-}
-
-ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  if (!exists(comm)) return no_communicator();
-  if (!comm->finished) comm->finish();
-  return comm->error();
+  return error != ncclSuccess ? error : create(members, *network, channels_of(config), comm);
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
@@ -292,7 +266,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     std::lock_guard lock(communicators().mutex);
     if (communicators().alive.erase(comm) == 0) return no_communicator();
   }
-  if (!comm->finished) comm->finish();
+  comm->finish();
   if (comm->error() != ncclSuccess) {
     std::lock_guard lock(communicators().mutex);
     communicators().aborted.insert(comm);
@@ -325,27 +299,6 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
-  if (!exists(comm)) return no_communicator();
-  if (count == nullptr) return ncclInvalidArgument;
-  *count = comm->ranks();
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
-  if (!exists(comm)) return no_communicator();
-  if (rank == nullptr) return ncclInvalidArgument;
-  *rank = comm->rank;
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device) {
-  if (!exists(comm)) return no_communicator();
-  if (device == nullptr) return ncclInvalidArgument;
-  *device = comm->device;
-  return ncclSuccess;
-}
-
 const char* ncclGetErrorString(ncclResult_t result) {
   constexpr const char* texts[] = {
       "no error",         "a CUDA call failed", "a system or MPI call failed", "internal error",
@@ -360,11 +313,6 @@ const char* ncclGetLastError(ncclComm_t) { return nccl_mpi::last_failure(); }
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
   return enqueue(comm, stream, {Kind::all_reduce, send, receive, count, type, op});
-}
-
-ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                        int root, ncclComm_t comm, cudaStream_t stream) {
-  return enqueue(comm, stream, {Kind::reduce, send, receive, count, type, op, root});
 }
 
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t receive_count, ncclDataType_t type,
@@ -390,16 +338,4 @@ ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int p
 ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
   return enqueue(comm, stream, {Kind::receive, nullptr, receive, count, type, ncclSum, peer});
-}
-
-ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
-                          cudaStream_t stream) {
-  if (!exists(comm)) return no_communicator();
-  const size_t bytes = count * nccl_mpi::size_of(type);
-  ncclGroupStart();
-  for (int peer = 0; peer < comm->ranks(); ++peer) {
-    ncclSend(static_cast<const char*>(send) + peer * bytes, count, type, peer, comm, stream);
-    ncclRecv(static_cast<char*>(receive) + peer * bytes, count, type, peer, comm, stream);
-  }
-  return ncclGroupEnd();
 }

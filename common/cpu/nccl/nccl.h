@@ -25,7 +25,6 @@
 
 #define NCCL_VERSION_CODE 22800
 #define NCCL_UNIQUE_ID_BYTES 128
-#define NCCL_SPLIT_NOCOLOR -1
 #define NCCL_CONFIG_UNDEF_INT (-2147483647 - 1)
 #define NCCL_CONFIG_INITIALIZER \
   {}
@@ -64,15 +63,10 @@ enum ncclResult_t {
 
 // ncclProd and ncclAvg are refused: the project's gradients are plain sums.
 // Of type int, as in C: another number is refused, and is no undefined behaviour.
-enum ncclRedOp_t : int { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclMin = 3, ncclAvg = 4, ncclNumOps = 5 };
+enum ncclRedOp_t : int { ncclSum = 0, ncclProd = 1, ncclMax = 2, ncclAvg = 4, ncclNumOps = 5 };
 
 enum ncclDataType_t : int {
-  ncclInt8 = 0,
-  ncclUint8 = 1,
   ncclInt32 = 2,
-  ncclUint32 = 3,
-  ncclInt64 = 4,
-  ncclUint64 = 5,
   ncclFloat16 = 6,
   ncclHalf = 6,
   ncclFloat32 = 7,
@@ -89,23 +83,14 @@ ncclResult_t ncclGetVersion(int* version);
 
 // The rank that makes the id must be one of the communicator's ranks.
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
-ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* config);
-// Every rank of `comm` calls it; with NCCL_SPLIT_NOCOLOR a rank gets a null communicator.
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* new_comm, ncclConfig_t* config);
-
-// Both wait for the operations issued so far; ncclCommDestroy then waits for all ranks. (NCCL's waits for
-// those of its node.)
-ncclResult_t ncclCommFinalize(ncclComm_t comm);
+// Waits for the operations issued so far, then for all ranks. (NCCL waits for those of its node.)
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 // Ends pending operations, lets the streams that they hold go on, and destroys the communicator.
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error);
-ncclResult_t ncclCommCount(ncclComm_t comm, int* count);
-ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank);
-ncclResult_t ncclCommCuDevice(ncclComm_t comm, int* device);
 
 const char* ncclGetErrorString(ncclResult_t result);
 const char* ncclGetLastError(ncclComm_t comm);  // what went wrong last in this process, in words
@@ -116,9 +101,6 @@ const char* ncclGetLastError(ncclComm_t comm);  // what went wrong last in this 
 // send[count] -> receive[count] on all ranks; in place if send == receive
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream);
-// send[count] -> receive[count] on the root; in place if send == receive
-ncclResult_t ncclReduce(const void* send, void* receive, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                        int root, ncclComm_t comm, cudaStream_t stream);
 // send[n * count] -> receive[count]; in place if receive == send + rank * count
 ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t receive_count, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
@@ -128,10 +110,6 @@ ncclResult_t ncclAllGather(const void* send, void* receive, size_t send_count, n
 // send[count] of the root -> receive[count] on all ranks; in place if send == receive
 ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream);
-// Block j of send[n * count] becomes block `rank` of rank j's receive[n * count].
-ncclResult_t ncclAlltoAll(const void* send, void* receive, size_t count, ncclDataType_t type, ncclComm_t comm,
-                          cudaStream_t stream);
-
 ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream);
 ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,

@@ -32,29 +32,21 @@ template <class T, class Accum = T>
 void reduce_type(void* out, std::span<const void* const> contributions, size_t count, ncclRedOp_t op) {
   const auto sum = [](Accum a, Accum b) { return static_cast<Accum>(a + b); };
   const auto max = [](Accum a, Accum b) { return a < b ? b : a; };
-  const auto min = [](Accum a, Accum b) { return b < a ? b : a; };
   T* const to = static_cast<T*>(out);
   if (op == ncclSum) reduce_with<T, Accum>(to, contributions, count, sum);
   if (op == ncclMax) reduce_with<T, Accum>(to, contributions, count, max);
-  if (op == ncclMin) reduce_with<T, Accum>(to, contributions, count, min);
 }
 
 }  // namespace
 
 size_t size_of(ncclDataType_t type) {
   switch (type) {
-    case ncclInt8:
-    case ncclUint8:
-      return 1;
     case ncclFloat16:
     case ncclBfloat16:
       return 2;
     case ncclInt32:
-    case ncclUint32:
     case ncclFloat32:
       return 4;
-    case ncclInt64:
-    case ncclUint64:
     case ncclFloat64:
       return 8;
     default:
@@ -65,18 +57,8 @@ size_t size_of(ncclDataType_t type) {
 void reduce(void* out, std::span<const void* const> contributions, size_t count, ncclDataType_t type,
             ncclRedOp_t op) {
   switch (type) {
-    case ncclInt8:
-      return reduce_type<int8_t>(out, contributions, count, op);
-    case ncclUint8:
-      return reduce_type<uint8_t>(out, contributions, count, op);
     case ncclInt32:
       return reduce_type<int32_t>(out, contributions, count, op);
-    case ncclUint32:
-      return reduce_type<uint32_t>(out, contributions, count, op);
-    case ncclInt64:
-      return reduce_type<int64_t>(out, contributions, count, op);
-    case ncclUint64:
-      return reduce_type<uint64_t>(out, contributions, count, op);
     case ncclFloat32:
       return reduce_type<float>(out, contributions, count, op);
     case ncclFloat64:

@@ -1,4 +1,4 @@
-// Sums, maxima and minima of the ranks' contributions.
+// Sums and maxima of the ranks' contributions.
 #pragma once
 
 #include <cstddef>

@@ -63,7 +63,7 @@ Rendezvous::Rendezvous(const Members& members, const std::atomic<bool>& aborted)
   if (memory == MAP_FAILED)
     throw Failure{ncclSystemError, "no memory to share between the ranks of a dry run"};
   everybody_ = static_cast<Everybody*>(memory);
-  meet_all({Kind::all_reduce, nullptr, nullptr, 0, ncclInt8}, 0);
+  meet_all({Kind::all_reduce, nullptr, nullptr, 0, ncclInt32}, 0);
   shm_unlink(name_.c_str());  // all have it
 }
 

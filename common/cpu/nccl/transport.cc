@@ -31,19 +31,18 @@ int tag_in(Kind kind) {
 bool fits_letter(const Piece& piece) { return piece.bytes <= letter_bytes; }
 
 const char* name_of(Kind kind) {
-  constexpr const char* names[] = {"ncclAllReduce", "ncclReduce", "ncclReduceScatter", "ncclAllGather",
-                                   "ncclBroadcast", "ncclSend",   "ncclRecv"};
+  constexpr const char* names[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
+                                   "ncclBroadcast", "ncclSend",          "ncclRecv"};
   return names[static_cast<int>(kind)];
 }
 
 const char* name_of(ncclDataType_t type) {
-  constexpr const char* names[] = {"int8",   "uint8",   "int32", "uint32", "int64",
-                                   "uint64", "float16", "float", "double", "bfloat16"};
+  constexpr const char* names[] = {"", "", "int32", "", "", "", "float16", "float", "double", "bfloat16"};
   return names[type];
 }
 
 const char* name_of(ncclRedOp_t op) {
-  constexpr const char* names[] = {"sum", "prod", "max", "min", "avg"};
+  constexpr const char* names[] = {"sum", "prod", "max"};
   return names[op];
 }
 
@@ -64,11 +63,9 @@ size_t bytes_of(const Call& call) { return call.count * size_of(call.type); }
 std::string description(const Call& call) {
   std::string text =
       std::string(name_of(call.kind)) + "(count " + std::to_string(call.count) + ", " + name_of(call.type);
-  const bool reduces =
-      call.kind == Kind::all_reduce || call.kind == Kind::reduce || call.kind == Kind::reduce_scatter;
+  const bool reduces = call.kind == Kind::all_reduce || call.kind == Kind::reduce_scatter;
   if (reduces) text += std::string(", ") + name_of(call.op);
-  if (call.kind == Kind::reduce || call.kind == Kind::broadcast)
-    text += ", root " + std::to_string(call.root);
+  if (call.kind == Kind::broadcast) text += ", root " + std::to_string(call.root);
   if (is_point_to_point(call.kind)) text += ", peer " + std::to_string(call.root);
   return text + ")";
 }

@@ -21,7 +21,7 @@
 
 namespace nccl_mpi {
 
-enum class Kind : int { all_reduce, reduce, reduce_scatter, all_gather, broadcast, send, receive };
+enum class Kind : int { all_reduce, reduce_scatter, all_gather, broadcast, send, receive };
 
 // One call of the program.
 struct Call {
