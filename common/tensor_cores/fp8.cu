@@ -173,8 +173,8 @@ void fp8_gemm(const Blas& blas, const Operand& a, const Operand& b, accum beta, 
     return Operand{{out.values, operand.rows(), operand.columns()}, Transpose::no, operand.tile};
   };
   const Operand a_values = quantised(0, a, true), b_values = quantised(1, b, new_b);
-  trace::Range range(blas.stream(), name,
-                     products(c.rows, c.columns, a.columns(), 1, 1, sizeof(C), beta != 0, true));
+  trace::Operation operation(blas.stream(), name,
+                             products(c.rows, c.columns, a.columns(), 1, 1, sizeof(C), beta != 0, true));
   if (codes.possible()) {
     codes.run(beta, c.data);
   } else {
