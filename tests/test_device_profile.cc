@@ -16,7 +16,7 @@ TEST_CASE("profile: the slower of moving and computing decides", "[profile]") {
   gpu.attention_64_forward = 0.5, gpu.attention_64_backward = 0.25;
   gpu.attention_128_forward = 0.2, gpu.attention_128_backward = 0.1;
   gpu.kernel_seconds = 1;
-  CHECK(gpu.seconds(little) == 1);
+  CHECK(gpu.seconds(shortest_kernel) == 1);
   CHECK(gpu.seconds(moves(200)) == 1 + 4);
   CHECK(gpu.seconds({.bytes = 50, .flops = 2000}) == 1 + 4);
   CHECK(gpu.seconds({.bytes = 500, .flops = 2000}) == 1 + 10);

@@ -56,7 +56,7 @@ TEST_CASE("ranges: a grid visits every element once", "[01][kernels]") {
       CAPTURE(blocks, n);
       const HostMatrix once(1, n, 1);
       const AccumTensor visits = device.upload<accum>(HostMatrix(1, n));
-      launch(count_visits_kernel, dim3(blocks), little, device.stream, n, visits.data);
+      launch(count_visits_kernel, dim3(blocks), shortest_kernel, device.stream, n, visits.data);
       REQUIRE(device.download(visits) == once);
     }
   }
@@ -78,7 +78,7 @@ TEST_CASE("reductions: every thread gets the sum and the largest", "[01][kernels
       want(1, i) = *std::max_element(x.values.begin(), x.values.end());
     }
     const AccumTensor out = device.fresh<accum>(2, n);
-    launch(reduce_kernel, dim3(1), little, device.stream, device.upload<accum>(x).data, n, out.data);
+    launch(reduce_kernel, dim3(1), shortest_kernel, device.stream, device.upload<accum>(x).data, n, out.data);
     REQUIRE(device.download(out) == want);
   }
 }

@@ -11,7 +11,6 @@
 #include <system_error>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/checkpoint_folder.h"
 #include "kernels/loss.h"
 
 namespace pentatron {
@@ -164,6 +163,7 @@ Checkpoint::Checkpoint(const Options& options, Parameters& parameters, Optimizer
 std::string Checkpoint::load() {
   const char* const option = options_.load_option();
   const bool continues = !options_.load.empty();
+  const TrainerState state = continues ? load_trainer_state() : TrainerState();
   const SafetensorsFolder weights(option, options_.load_folder, "model");
   const SafetensorsFolder states(option, options_.load_folder, continues ? "optimizer" : "model");
   const std::vector<std::string> names = optimizer_.state_names();
@@ -178,7 +178,6 @@ std::string Checkpoint::load() {
   // This rank's part of the tensors that are read must have their checksums.
   weights.check(ranks_.rank(), ranks_.ranks());
   if (continues) states.check(ranks_.rank(), ranks_.ranks());
-  if (continues) continue_run();
   // If another precision has written the weights, master weights have more digits. If there are none, weights
   // may have more digits than `real`: the masters here keep them.
   const auto load_weights = [&](const Shard& shard, auto* to) {
@@ -195,11 +194,19 @@ std::string Checkpoint::load() {
         load_shard(states, names[k], shards[i], state);
     }
   }
-  return weights.checksum() + (continues ? states.checksum() : "");
+  if (!continues) return weights.checksum();
+  if (ranks_.rank() == 0) {
+    std::string changed = options_.changed;
+    if (state.precision != precision_name)
+      changed = "; PRECISION is " + std::string(precision_name) + " and was " + state.precision + changed;
+    std::printf("checkpoint  %s: %lld steps are done%s\n", options_.load_folder.c_str(),
+                static_cast<long long>(first_step_), changed.c_str());
+  }
+  return weights.checksum() + states.checksum();
 }
 
 // Sets the step and the loss scale.
-void Checkpoint::continue_run() {
+TrainerState Checkpoint::load_trainer_state() {
   const char* const option = options_.load_option();
   TrainerState state = read_trainer_state(option, options_.load_folder);
   const std::string optimizer = to_string(options_.optimizer);
@@ -214,12 +221,7 @@ void Checkpoint::continue_run() {
     const auto number = [&](int i) { return static_cast<accum>(scale[i]); };
     optimizer_.set_loss_scale({number(0), number(1), number(2)});
   }
-  if (ranks_.rank() > 0) return;
-  std::string changed = options_.changed;
-  if (state.precision != precision_name)
-    changed = "; PRECISION is " + std::string(precision_name) + " and was " + state.precision + changed;
-  std::printf("checkpoint  %s: %lld steps are done%s\n", options_.load_folder.c_str(),
-              static_cast<long long>(first_step_), changed.c_str());
+  return state;
 }
 
 // Fills a shard of the weights, or of a state of them, at `to`. Its padding is zero already.

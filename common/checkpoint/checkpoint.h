@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/shared_file.h"
 #include "model/optimizer.h"
@@ -63,7 +64,7 @@ class Checkpoint {
     std::vector<uint32_t> checksums = {};               // [tensors]
   };
   std::string load();
-  void continue_run();
+  TrainerState load_trainer_state();
   template <class T>
   void load_shard(const SafetensorsFolder& folder, const std::string& state, const Shard& shard, T* to);
   void make_folder();

@@ -23,8 +23,8 @@ struct Cost {
 
 // An operation that only moves bytes.
 constexpr Cost moves(double bytes) { return {.bytes = bytes}; }
-// So little work that it takes the shortest time of a kernel.
-constexpr Cost little = {};
+// The shortest kernel: so little work that its time is that of a launch.
+constexpr Cost shortest_kernel = {};
 
 // `batch` products [m, k] x [k, n]. `element`, `result`: bytes of an element of the inputs and of the
 // result. `adds`: the products are added to the result, which is read too.

@@ -43,7 +43,7 @@ inline Grid block_a_row(int64_t rows, int64_t elements) {
 template <class... Parameters, class... Arguments>
 void launch_with_memory(void (*kernel)(Parameters...), Grid grid, size_t bytes, const Cost& cost,
                         cudaStream_t stream, Arguments... arguments) {
-  trace::Range range(stream, trace::kernel_name(reinterpret_cast<const void*>(kernel)), cost);
+  trace::Operation operation(stream, trace::kernel_name(reinterpret_cast<const void*>(kernel)), cost);
   if (bytes > 0) {  // more than 48 KiB has to be asked for
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
@@ -53,7 +53,7 @@ void launch_with_memory(void (*kernel)(Parameters...), Grid grid, size_t bytes, 
   config.blockDim = dim3(grid.threads);
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), range.name(),
+  check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), operation.name(),
              __FILE__, __LINE__);
 }
 

@@ -79,7 +79,7 @@ void start() {
 
 void stop() { recording = false; }
 
-Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(stream), name_(name) {
+Operation::Operation(cudaStream_t stream, const char* name, const Cost& cost) : stream_(stream), name_(name) {
   nvtxRangePushA(name);
   declared_costs += cost;
   if (!recording) return;
@@ -90,7 +90,7 @@ Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(
   recorded.push_back({interval, stream, record_event(stream), nullptr});
 }
 
-Range::~Range() {
+Operation::~Operation() {
   if (interval_ >= 0) recorded[interval_].end = record_event(stream_);
   nvtxRangePop();
 }

@@ -24,12 +24,12 @@ void name_stream(cudaStream_t stream, std::string name);
 inline thread_local Position here;  // this thread's; an operation stores a copy
 
 // An operation: the work that is issued to `stream` while this object exists. `name` outlives the trace.
-class Range {
+class Operation {
  public:
-  Range(cudaStream_t stream, const char* name, const Cost& cost = little);
-  ~Range();
-  Range(const Range&) = delete;
-  Range& operator=(const Range&) = delete;
+  Operation(cudaStream_t stream, const char* name, const Cost& cost = shortest_kernel);
+  ~Operation();
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
   const char* name() const { return name_; }
 
  private:

@@ -24,7 +24,7 @@ void write_addresses(const std::vector<void*>& from, void** to, cudaStream_t str
     AddressList list;
     const auto count = static_cast<int>(std::min<size_t>(from.size() - first, addresses_of_launch));
     std::copy_n(from.data() + first, count, list.of);
-    launch(write_addresses_kernel, dim3(1), little, stream, list, count, to + first);
+    launch(write_addresses_kernel, dim3(1), shortest_kernel, stream, list, count, to + first);
   }
 }
 
@@ -79,7 +79,7 @@ void grouped_product(const Blas& blas, std::vector<Product<C>> group, Addresses 
         op_b(n, group[0].b.transposed() ? CUBLAS_OP_N : CUBLAS_OP_T);
     write_addresses(list, addresses.data, blas.stream());
     void* const* const at = addresses.data;
-    trace::Range range(blas.stream(), name, one_launch(costs));
+    trace::Operation operation(blas.stream(), name, one_launch(costs));
     CUBLAS_CHECK(cublasGemmGroupedBatchedEx(blas, op_b.data(), op_a.data(), columns.data(), rows.data(),
                                             sums.data(), alpha.data(), at, real_type, leading_b.data(),
                                             at + n, real_type, leading_a.data(), betas.data(), at + 2 * n,

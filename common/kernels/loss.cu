@@ -59,8 +59,8 @@ __global__ void cross_entropy_loss_kernel(In<accum> statistics /*[3, rows]*/, In
 
 void cross_entropy_loss(AccumTensor statistics, const int32_t* targets, double scale, accum* loss,
                         cudaStream_t stream) {
-  launch(cross_entropy_loss_kernel, dim3(1), little, stream, statistics.data, targets, statistics.columns,
-         scale, loss);
+  launch(cross_entropy_loss_kernel, dim3(1), shortest_kernel, stream, statistics.data, targets,
+         statistics.columns, scale, loss);
 }
 
 // In place: a logit is read once more, and its gradient takes its place.

@@ -18,7 +18,7 @@ Blas::~Blas() { cublasDestroy(handle_); }
 
 void Blas::product(const Operand& a, const Operand& b, accum beta, Result c, const char* name, bool) const {
   if (c.rows == 0) return;
-  trace::Range range(
+  trace::Operation operation(
       stream_, name,
       products(c.rows, c.columns, a.columns(), 1, sizeof(real), c.size, beta != 0, of_layers()));
   gemm(a, b, beta, c);
@@ -55,7 +55,7 @@ void batched_product(const Blas& blas, Transpose transpose_a, Transpose transpos
                      const char* name, const Cost* cost) {
   const int result = c.type == real_type ? sizeof(real) : sizeof(accum);
   const Cost of_these = products(m, n, k, count, sizeof(real), result, beta != 0);
-  trace::Range range(blas.stream(), name, cost ? *cost : of_these);
+  trace::Operation operation(blas.stream(), name, cost ? *cost : of_these);
   const accum alpha_accum = static_cast<accum>(alpha), beta_accum = static_cast<accum>(beta);
   CUBLAS_CHECK(cublasGemmStridedBatchedEx(blas, transpose_b == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N,
                                           transpose_a == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N, n, m, k,

@@ -29,7 +29,7 @@ __global__ void add_parts_kernel(const double* parts /*[count]*/, int count, dou
 void sum_of_squares(const accum* x, size_t size, double* parts, double* sum, cudaStream_t stream) {
   launch(width_for(size, x) == 1 ? sum_of_squares_kernel<1> : sum_of_squares_kernel<pack_width>,
          dim3(norm_parts), moves(accum_bytes * size), stream, x, size, parts);
-  launch(add_parts_kernel, dim3(1), little, stream, parts, norm_parts, sum);
+  launch(add_parts_kernel, dim3(1), shortest_kernel, stream, parts, norm_parts, sum);
 }
 
 __device__ double clip_factor(double norm_squared, double max_norm) {
@@ -64,7 +64,7 @@ __global__ void step_factors_kernel(double* norm_squared /*[1]*/, double max_nor
 
 void step_factors(double* norm_squared, double max_norm, const AdamW& adamw, int64_t step, LossScale* scale,
                   StepFactors* factors, cudaStream_t stream) {
-  launch(step_factors_kernel, dim3(1), little, stream, norm_squared, max_norm, adamw.lr, adamw.beta1,
+  launch(step_factors_kernel, dim3(1), shortest_kernel, stream, norm_squared, max_norm, adamw.lr, adamw.beta1,
          adamw.beta2, step, scale, factors);
 }
 

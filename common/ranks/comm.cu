@@ -329,7 +329,7 @@ void Communicator::issue(const char* operation, size_t elements, double sent_byt
 }
 
 Communicator::Group::Group(Communicator& communicator, const char* name, const Cost& cost)
-    : communicator_(communicator), range_(communicator.stream_, name, cost) {
+    : communicator_(communicator), operation_(communicator.stream_, name, cost) {
   communicator_.world_.watchdog().begin(communicator_.stream_);
   NCCL_CHECK(ncclGroupStart());
   communicator_.in_group_ = true;
@@ -339,7 +339,7 @@ Communicator::Group::~Group() {
   Communicator& c = communicator_;
   Watchdog& watchdog = c.world_.watchdog();
   {
-    const Watchdog::Call call(watchdog, range_.name());
+    const Watchdog::Call call(watchdog, operation_.name());
     NCCL_CHECK(ncclGroupEnd());
   }
   watchdog.end(c.stream_);

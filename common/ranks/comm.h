@@ -135,13 +135,14 @@ class Communicator {
   // together, as one. An operation by itself is a group of one.
   class Group {
    public:
-    explicit Group(Communicator& communicator, const char* name = "group", const Cost& cost = little);
+    explicit Group(Communicator& communicator, const char* name = "group",
+                   const Cost& cost = shortest_kernel);
     ~Group();
     Group(const Group&) = delete;
 
    private:
     Communicator& communicator_;
-    trace::Range range_;
+    trace::Operation operation_;
   };
 
   const TrafficByOperation& traffic() const { return traffic_; }

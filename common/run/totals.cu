@@ -8,7 +8,7 @@ __global__ void add_loss_kernel(const accum* term /*[1]*/, double* sum /*[1]*/) 
 }
 
 void StepTotals::add_loss(AccumTensor micro_batch_loss) {
-  launch(add_loss_kernel, dim3(1), little, stream_, micro_batch_loss.data, data());
+  launch(add_loss_kernel, dim3(1), shortest_kernel, stream_, micro_batch_loss.data, data());
 }
 
 void StepTotals::send(const LossScale* scale) {

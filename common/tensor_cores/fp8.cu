@@ -204,7 +204,8 @@ void LayerBlas::product(const Operand& a, const Operand& b, accum beta, Result c
   };
   const Operand a_values = quantised(0, a, Fp8Tile::row, true),
                 b_values = quantised(1, b, tile_of_b(a), !same_b);
-  trace::Range range(stream(), name, products(c.rows, c.columns, a.columns(), 1, 1, c.size, beta != 0, true));
+  trace::Operation operation(stream(), name,
+                             products(c.rows, c.columns, a.columns(), 1, 1, c.size, beta != 0, true));
   if (codes.possible()) {
     codes.run(beta, c.data);
   } else {

@@ -10,6 +10,8 @@
 #include <map>
 #include <string>
 
+#include "cuda_cpu.h"
+
 namespace {
 
 void check(int status) {

@@ -734,7 +734,7 @@ TEST_CASE("a kernel of which nobody has said what it costs is refused", "[standi
   const cuda_cpu::Description before = cuda_cpu::describe({.label = {}, .is_said = false});
   CHECK(launch_store() == cudaErrorNotPermitted);
   {
-    const pentatron::trace::Range range(stream, "store");
+    const pentatron::trace::Operation operation(stream, "store");
     CHECK(launch_store() == cudaSuccess);
   }
   CHECK(launch_store() == cudaErrorNotPermitted);

@@ -240,7 +240,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, bool ar
     return remember(cudaErrorInvalidValue);
   }
   if (!arguments_valid) return remember(cudaErrorInvalidDevicePointer);
-  if (!is_described()) return remember(cudaErrorNotPermitted);  // no trace::Range says what it costs
+  if (!is_described()) return remember(cudaErrorNotPermitted);  // no trace::Operation says what it costs
   return remember(enqueue_described(config.stream, std::move(work)));
 }
 

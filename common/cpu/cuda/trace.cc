@@ -30,7 +30,7 @@ void stop() {
   cuda_cpu::set_labeller(nullptr);
 }
 
-Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(stream), name_(name) {
+Operation::Operation(cudaStream_t stream, const char* name, const Cost& cost) : stream_(stream), name_(name) {
   declared_costs += cost;
   cuda_cpu::Description description;
   description.nanoseconds = cuda_cpu::nanoseconds(cuda_cpu::profile().seconds(cost));
@@ -38,7 +38,7 @@ Range::Range(cudaStream_t stream, const char* name, const Cost& cost) : stream_(
   outer.push_back(cuda_cpu::describe(description));
 }
 
-Range::~Range() {
+Operation::~Operation() {
   cuda_cpu::describe(outer.back());
   outer.pop_back();
 }

@@ -221,7 +221,7 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
           ": a message of rows * d elements for each (rank, expert) that has rows, in the same order on both "
           "sides; sent is [experts], came is [ranks, own experts]");
     dispatch ? exchange.dispatch(host, permuted, dispatched) : exchange.combine(host, dispatched, permuted);
-    busy(compute, little);  // in virtual time
+    busy(compute, shortest_kernel);  // in virtual time
     const std::vector<trace::Interval> meanwhile = ran();
     Time travels;
     for (const trace::Interval& i : meanwhile) {
@@ -232,7 +232,7 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
     tell_if(time_of(meanwhile, "busy_kernel", "compute").begin >= travels.end, here(), call,
             ": compute waits for the rows before await_rows(): nothing hides the messages");
     exchange.await_rows();
-    busy(compute, little);
+    busy(compute, shortest_kernel);
     tell_if(
         time_of(ran(), "busy_kernel", "compute").begin < travels.end, here(), call,
         ": after await_rows() compute does not wait until the rows are there: `arrived` is recorded behind "
