@@ -153,8 +153,7 @@ TEST_CASE("gradient: attention", "[01][kernels]") {
   const AccumTensor dots = device.fresh<accum>(rows, shape.head.heads);
   attention_dots(out, d_out, dots, device.stream);
   attention_backward(kind, device.blas, block, x[0], x[1], x[2], scores, lse, d_out, dots,
-                     {device.fresh<real>(shape.score_rows(), shape.sequence), {}, {}}, false, d_x[0], d_x[1],
-                     d_x[2]);
+                     {device.fresh<real>(shape.score_rows(), shape.sequence)}, false, d_x[0], d_x[1], d_x[2]);
   for (int i = 0; i < 3; ++i) {
     CAPTURE(i);
     check_gradient(device.download(d_x[i]), inputs[i], [&](const HostMatrix& changed) {
