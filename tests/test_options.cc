@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -530,4 +531,74 @@ TEST_CASE("options: help lists groups, defaults and presets", "[options]") {
     longest = std::max(longest, end - start);
   }
   CHECK(longest <= 100);
+}
+
+TEST_CASE("options: every number has its bounds", "[options]") {
+  const std::vector<std::pair<const char*, std::string>> bounds = {
+      {"--save-every", "0 to 1000000000"},
+      {"--layers", "1 to 1000"},
+      {"--d-model", "2 to 65536"},
+      {"--heads", "1 to 1024"},
+      {"--kv-heads", "1 to 1024"},
+      {"--d-ff", "1 to 1000000"},
+      {"--vocab-size", "2 to 1000000"},
+      {"--seq-len", "1 to 1048576"},
+      {"--micro-batch-size", "1 to 65536"},
+      {"--global-batch-size", "1 to 1048576"},
+      {"--steps", "1 to 1000000000"},
+      {"--seed", "0 to 18446744073709551615"},
+      {"--lr", "0 to 1000"},
+      {"--warmup-steps", "0 to 1000000000"},
+      {"--beta1", "0 to 0.999999"},
+      {"--beta2", "0 to 0.999999"},
+      {"--weight-decay", "0 to 1000"},
+      {"--grad-clip", "0 to 1e+09"},
+      {"--loss-scale", "1 to 1.09951e+12"},
+      {"--log-every", "1 to 1000000000"},
+      {"--sample", "0 to 1000000"},
+      {"--timeout", "0.1 to 1e+06"},
+      {"--ranks-per-node", "0 to 1048576"},
+      {"--bucket-mb", "1e-06 to 1e+06"},
+      {"--zero-stage", "0 to 3"},
+      {"--shard-ranks", "0 to 1048576"},
+      {"--tp-overlap", "1 to 64"},
+      {"--vpp", "1 to 1000"},
+      {"--pp", "0 to 1048576"},
+      {"--ulysses", "2 to 1048576"},
+      {"--experts", "0 to 1024"},
+      {"--top-k", "1 to 1024"},
+      {"--shared-experts", "0 to 1024"},
+      {"--aux-loss", "0 to 1000"},
+      {"--expert-buffer", "0 to 1e+06"},
+      {"--tp", "1 to 1048576"},
+      {"--cp", "1 to 1048576"},
+      {"--dp", "0 to 1048576"},
+      {"--ep", "1 to 1048576"},
+      {"--ranks", "0 to 1048576"},
+  };
+  for (const auto& [option, from_to] : bounds) {
+    std::string words;
+    try {
+      parse<pentatron::CombinedOptions>({option, "x"});
+    } catch (const pentatron::UsageError& error) {
+      words = error.what();
+    }
+    INFO(words);
+    CHECK(words.ends_with(" number from " + from_to));
+  }
+  std::string help;
+  try {
+    parse<pentatron::CombinedOptions>({"--help"});
+  } catch (const pentatron::HelpRequest& request) {
+    help = request.what();
+  }
+  size_t numbers = 0;
+  std::istringstream lines(help);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream columns(line);
+    std::string option, placeholder;
+    columns >> option >> placeholder;
+    numbers += option.starts_with("--") && (placeholder == "N" || placeholder == "X");
+  }
+  CHECK(numbers == bounds.size());
 }

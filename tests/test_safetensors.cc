@@ -1,5 +1,9 @@
 // The format of the weights: what a file must look like, and that a damaged one is refused.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -7,6 +11,7 @@
 
 #include "catch.h"
 #include "checkpoint/checkpoint_folder.h"
+#include "checkpoint/preemption.h"
 #include "checkpoint/safetensors.h"
 #include "device/errors.h"
 #include "files.h"
@@ -274,6 +279,27 @@ TEST_CASE("checkpoint: the newest complete one is found", "[01][checkpoint]") {
   publish_checkpoint(part, 3);
   CHECK(std::filesystem::exists(folder.path() + "/step_000003/new"));
   CHECK(!std::filesystem::exists(part + "/new"));
+}
+
+// ---- Preemption -------------------------------------------------------------------------------------------
+
+TEST_CASE("preemption: a second signal ends the process, unless it comes at once", "[01][checkpoint]") {
+  // How a process ends that gets two signals, the first one so many seconds ago: by the signal, or not.
+  const auto ended_by = [](int seconds) {
+    const pid_t child = fork();
+    if (child == 0) {
+      listen_for_preemption();
+      std::raise(SIGUSR1);
+      preempted_at -= seconds;
+      std::raise(SIGTERM);
+      _exit(is_preempted() ? 0 : 1);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    return WIFSIGNALED(status) ? WTERMSIG(status) : -WEXITSTATUS(status);
+  };
+  CHECK(ended_by(0) == 0);
+  CHECK(ended_by(2) == SIGTERM);
 }
 
 // ---- config.json ------------------------------------------------------------------------------------------
