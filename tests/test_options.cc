@@ -43,9 +43,10 @@ std::string complaint(const std::vector<const char*>& arguments) {
   return "";
 }
 
-std::string help() {
+template <class ProgramOptions = Options>
+std::string help_of() {
   try {
-    parse({"--help"});
+    parse<ProgramOptions>({"--help"});
   } catch (const pentatron::HelpRequest& request) {
     return request.what();
   }
@@ -177,7 +178,7 @@ TEST_CASE("options: the default of each, which --help prints, is what a run take
   auto taken = nlohmann::ordered_json::parse(parse({}).as_json);
   taken["data"] = "", taken["gpu"] = "";
   CHECK(taken.dump(1) == expected.dump(1));
-  const std::string text = help();
+  const std::string text = help_of();
   for (const auto& [name, value] : expected.items()) {
     CAPTURE(name);
     const size_t begin = text.find("  --" + name + " "), next = text.find("\n  --", begin + 1);
@@ -520,7 +521,7 @@ TEST_CASE("options: a program's own default of --attention", "[options]") {
 }
 
 TEST_CASE("options: help lists groups, defaults and presets", "[options]") {
-  const std::string text = help();
+  const std::string text = help_of();
   for (const char* part : {"A description.", "Model:", "--kv-heads N", "[adamw]",
                            "--recompute none|selective|full", "[0.003]", "llama-3.1-8b", "14336"}) {
     INFO(part);
@@ -586,12 +587,7 @@ TEST_CASE("options: every number has its bounds", "[options]") {
     INFO(words);
     CHECK(words.ends_with(" number from " + from_to));
   }
-  std::string help;
-  try {
-    parse<pentatron::CombinedOptions>({"--help"});
-  } catch (const pentatron::HelpRequest& request) {
-    help = request.what();
-  }
+  const std::string help = help_of<pentatron::CombinedOptions>();
   size_t numbers = 0;
   std::istringstream lines(help);
   for (std::string line; std::getline(lines, line);) {
@@ -601,4 +597,17 @@ TEST_CASE("options: every number has its bounds", "[options]") {
     numbers += option.starts_with("--") && (placeholder == "N" || placeholder == "X");
   }
   CHECK(numbers == bounds.size());
+}
+
+TEST_CASE("options: --help has a heading above each group", "[options]") {
+  std::istringstream lines(help_of<pentatron::CombinedOptions>());
+  std::vector<std::string> groups;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.empty() && line[0] != ' ' && line.ends_with(":")) groups.push_back(line);
+  }
+  CHECK(groups ==
+        std::vector<std::string>{
+            "Help:", "Checkpoints:", "Model:", "Data and batches:", "Optimizer:", "Memory:", "Output:",
+            "Modelled GPU (CPU build):", "Mesh:", "Data parallelism:", "ZeRO:", "Tensor parallelism:",
+            "Pipeline parallelism:", "Context parallelism:", "Experts:", "Communication:", "Models:"});
 }
