@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7649
-closure-01-path 4471
-closure-02 8538
-closure-03 8693
-closure-04 8787
-closure-05 9326
-closure-06 9383
-closure-07 12384
-product 17140
-stand-ins 5693
-other-C++ 20549
+closure-01 7417
+closure-01-path 4403
+closure-02 8271
+closure-03 8459
+closure-04 8414
+closure-05 9170
+closure-06 9149
+closure-07 12297
+product 17545
+stand-ins 5720
+other-C++ 20680
 '
 
 tests=$(realpath "$(dirname "$0")")
