@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7417
+closure-01 7418
 closure-01-path 4403
-closure-02 8271
-closure-03 8459
-closure-04 8414
-closure-05 9170
-closure-06 9149
-closure-07 12297
-product 17545
+closure-02 8272
+closure-03 8460
+closure-04 8415
+closure-05 9171
+closure-06 9150
+closure-07 12298
+product 17546
 stand-ins 5720
-other-C++ 20680
+other-C++ 20670
 '
 
 tests=$(realpath "$(dirname "$0")")

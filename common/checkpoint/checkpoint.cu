@@ -148,19 +148,19 @@ Checkpoint::Checkpoint(const Options& options, Parameters& parameters, Optimizer
     : options_(options), parameters_(parameters), optimizer_(optimizer), compute_(compute), data_(data) {
   require_same("--data: " + options.data, data);  // another host may have another file, or another checkpoint
   if (options.save.empty() && options.load_folder.empty()) return;
-  std::string loaded;
+  Loaded loaded;
   refuse_if_failed([&] {
     if (!options.load_folder.empty()) loaded = load();
   });
   require_same(
       options.resume ? "--resume: " + options.save : options.load_option() + (": " + options.load_folder),
-      text(first_step_, " steps", loaded));
+      text(first_step_, " steps", loaded.checksums));
   if (!options.save.empty()) make_folder();
+  if (ranks_.rank() == 0) std::printf("%s", loaded.report.c_str());
 }
 
-// Sets the weights; with --load and --resume, also the optimizer's states and the step. Returns the checksums
-// of what was read.
-std::string Checkpoint::load() {
+// Sets the weights; with --load and --resume, also the optimizer's states and the step.
+Checkpoint::Loaded Checkpoint::load() {
   const char* const option = options_.load_option();
   const bool continues = !options_.load.empty();
   const TrainerState state = continues ? load_trainer_state() : TrainerState();
@@ -194,15 +194,12 @@ std::string Checkpoint::load() {
         load_shard(states, names[k], shards[i], state);
     }
   }
-  if (!continues) return weights.checksum();
-  if (ranks_.rank() == 0) {
-    std::string changed = options_.changed;
-    if (state.precision != precision_name)
-      changed = "; PRECISION is " + std::string(precision_name) + " and was " + state.precision + changed;
-    std::printf("checkpoint  %s: %lld steps are done%s\n", options_.load_folder.c_str(),
-                static_cast<long long>(first_step_), changed.c_str());
-  }
-  return weights.checksum() + states.checksum();
+  if (!continues) return {weights.checksum(), ""};
+  std::string changed = options_.changed;
+  if (state.precision != precision_name)
+    changed = text("; PRECISION is ", precision_name, " and was ", state.precision, changed);
+  return {weights.checksum() + states.checksum(),
+          text("checkpoint  ", options_.load_folder, ": ", first_step_, " steps are done", changed, "\n")};
 }
 
 // Sets the step and the loss scale.

@@ -63,7 +63,11 @@ class Checkpoint {
     std::vector<std::vector<const void*>> arrays = {};  // [shards, this number], on the device
     std::vector<uint32_t> checksums = {};               // [tensors]
   };
-  std::string load();
+  struct Loaded {
+    std::string checksums;  // of the files that were read
+    std::string report;     // for the terminal
+  };
+  Loaded load();
   TrainerState load_trainer_state();
   template <class T>
   void load_shard(const SafetensorsFolder& folder, const std::string& state, const Shard& shard, T* to);
