@@ -36,7 +36,7 @@ def lines(path):
 def included(path):
     """The files of the project that this file names."""
     found = []
-    for name in re.findall(r'^\s*#include "([^"]+)"', read(path), re.M):
+    for name in re.findall(r'^[ \t]*#include "([^"]+)"', read(path), re.M):
         places = [
             os.path.normpath(os.path.join(folder, name)) for folder in (os.path.dirname(path), "common", ".")
         ]
@@ -58,13 +58,20 @@ def functions(path):
     return found
 
 
+@cache
 def defined(path):
     return {name for name, follows in functions(path) if follows == "{"}
 
 
+@cache
 def declared(header):
     classes = re.findall(r"^(?:class|struct) (\w+)[^;{]*\{", read(header), re.M)
     return {name for name, follows in functions(header) if follows == ";"} | set(classes)
+
+
+@cache
+def all_included(path):
+    return closure(path, lambda _: [])
 
 
 @cache
@@ -75,7 +82,7 @@ def definitions_of(header):
         for source in SOURCES
         if declared(header) & defined(source)
         and "main" not in defined(source)
-        and header in closure(source, lambda _: [])
+        and header in all_included(source)
     ]
 
 

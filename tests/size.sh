@@ -16,7 +16,7 @@ closure-06 9150
 closure-07 12298
 product 17546
 stand-ins 5720
-other-C++ 20670
+other-C++ 20671
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -108,7 +108,7 @@ TEST_CASE("what there is to read has ceilings; a closure follows includes and de
   CHECK(has(small, "closure-07", "1008 1012"));
   CHECK(has(small, "closure-01-path", "1008 1008"));
   CHECK(small.find("\n11 passed, 0 failed\n") != std::string::npos);
-  write("common/model/b.h", std::string(100000, '\n'));
+  write("common/model/b.h", std::string(20000, '\n'));
   const std::string large = size(1);
   for (const std::string name : {"closure-01", "closure-01-path", "closure-07", "product"})
     CHECK(large.find("FAILED: " + name + " is above its ceiling\n") != std::string::npos);
