@@ -112,8 +112,8 @@ inline Instructions zb_v(int p, int m, int k) {
 
 // In the steady state a forward in one chunk stands beside a backward in the other. (DeepSeek-V3 computes
 // both at once; we don't.) A rank keeps half a micro-batch more than zb-v. The eight steps are those of
-// DeepSeek's dualpipe.py, where chunk 0 goes down the V and chunk 1 comes up. All have their length from m >=
-// 2p on.
+// DeepSeek's dualpipe.py, where chunk 0 goes down the V and chunk 1 comes up. With m >= 2p all have their
+// length.
 inline Instructions dualpipe_v(int p, int m, int k) {
   GrowingList o(m);
   const int behind = p - k - 1;
@@ -127,8 +127,8 @@ inline Instructions dualpipe_v(int p, int m, int k) {
   o.add(m - 2 * p + k + 1, "FbwfBW");
   // 5. All micro-batches have gone down; the last ones come up.
   o.add(behind, "bwfBW");
-  // 6. Only backwards are left. In the second half weight gradients are put off: other ranks wait for b and
-  // B.
+  // 6. Only backwards are left. In the second half weight gradients are put off, because other ranks wait
+  // for b and B.
   for (int i = 0; i <= k; ++i) o.add(1, i % 2 == 0 ? "bw" : "BW");
   for (int i = k + 1; i <= 2 * k + 1; ++i) o.add(1, i % 2 == 0 ? "b" : "B");
   // 7. The last gradients of chunk 0 come; late weight gradients fill the time between them.

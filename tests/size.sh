@@ -14,7 +14,7 @@ closure-04 8415
 closure-05 9171
 closure-06 9150
 closure-07 12298
-product 17546
+product 17545
 stand-ins 5720
 other-C++ 20671
 '

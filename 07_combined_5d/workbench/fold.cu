@@ -1,6 +1,7 @@
 #include <cstdlib>
 
 #include "../fold.h"
+#include "clock/device_profile.h"
 
 namespace pentatron {
 

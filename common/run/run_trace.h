@@ -15,8 +15,8 @@ class RunTrace {
   explicit RunTrace(const Options& options) : options_(options) {}
 
   // All ranks call these. Steps count from 0, times are seconds of now().
-  void
-  start();  // with modelled time: every step is recorded; else only the last one, if an option asks for it
+  // With modelled time every step is recorded; else only the last one, if an option asks for it.
+  void start();
   void begin_step(int64_t step);  // before its work is issued
   // With modelled time: the overlap of this step, which took `seconds` from `begin` on; the mean of all
   // ranks.

@@ -17,8 +17,6 @@ class StepTotals {
   explicit StepTotals(cudaStream_t stream)
       : stream_(stream), device_(size, Purpose::optimizer), host_(2 * size), host_scale_(2) {}
 
-  cudaStream_t stream() const { return stream_; }
-
   void reset() { CUDA_CHECK(cudaMemsetAsync(device_.data(), 0, size * sizeof(double), stream_)); }
   void add_loss(AccumTensor micro_batch_loss /*[1, 1]*/);
 
