@@ -34,7 +34,7 @@ host() {
   until first[$1]=$(pgrep -P $!); do sleep 0.1; done
 }
 connect_hosts() {
-  ip link add eth0 netns "${first[node - a]}" type veth peer eth0 netns "${first[node - b]}"
+  ip link add eth0 netns "${first["node-a"]}" type veth peer eth0 netns "${first["node-b"]}"
   within 60 are_connected || {
     echo "$name: the link between the hosts does not come up" >&2
     exit 1
