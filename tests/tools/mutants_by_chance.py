@@ -101,6 +101,8 @@ def sets_of(file):
         *(([f"{BUILD}/mpi_tests"], ranks, tag + "~[.]") for ranks in ([2, 4, 3] if stage else [2, 1])),
         (["programs", "PRECISION=fp64", f"{BUILD}/tests"], 0, tag + without),
         all_fp32,
+        # Ranks that are killed, stopped or cut off: the slowest, so only for what nothing else notices.
+        (["build/cpu-fp32/mpi_tests", *all_fp32[0]], 0, tag + "[faults]"),
     ]
 
 
