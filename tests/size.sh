@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7418
-closure-01-path 4403
-closure-02 8272
-closure-03 8460
-closure-04 8415
-closure-05 9171
-closure-06 9150
-closure-07 12298
-product 17545
-stand-ins 5720
-other-C++ 20671
+closure-01 7378
+closure-01-path 4324
+closure-02 8232
+closure-03 8420
+closure-04 8376
+closure-05 9131
+closure-06 9125
+closure-07 12277
+product 17518
+stand-ins 5760
+other-C++ 20675
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -29,7 +29,7 @@ constexpr const char* torch_names[] = {"float64", "float32", "float16", "bfloat1
 // A parameter, or one of its states, as a file has it. A norm's weight is a vector.
 StoredTensor stored(const Parameter& p, NumberType type, const std::string& state) {
   StoredTensor tensor{state.empty() ? p.name : p.name + "." + state, type, {p.rows, p.columns}};
-  if (p.tensor_split == TensorSplit::held_outside) tensor.shape = {p.columns};
+  if (p.tensor_split == TensorSplit::replicated_outside) tensor.shape = {p.columns};
   return tensor;
 }
 

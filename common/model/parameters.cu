@@ -161,7 +161,7 @@ std::vector<ParameterRange> Parameters::counted_ranges(const Shard& shard) const
   if (replicas.shard_group > 0 || (whole && replicas.rank > 0)) return {};
   std::vector<ParameterRange> result = ranges(shard);
   if (layout_.tensor_rank > 0)  // all tensor ranks hold these, so only the first counts them
-    std::erase_if(result, [](const ParameterRange& r) { return held_by_all(r.parameter->tensor_split); });
+    std::erase_if(result, [](const ParameterRange& r) { return is_replicated(r.parameter->tensor_split); });
   return result;
 }
 

@@ -21,12 +21,12 @@
 namespace pentatron {
 
 // How the tensor ranks split a parameter (used from 04 on). Megatron's column-parallel linear layer is split
-// by output, its row-parallel one by input, embedding and head by vocabulary. All tensor ranks hold the rest
-// whole. held_outside: used outside the tensor regions (norms); its gradient is partial only if the ranks
-// split the rows there. held_inside: used inside them; its gradient is always partial.
-enum class TensorSplit { by_output, by_input, by_vocabulary, held_outside, held_inside };
-constexpr bool held_by_all(TensorSplit split) {
-  return split == TensorSplit::held_outside || split == TensorSplit::held_inside;
+// by output, its row-parallel one by input, embedding and head by vocabulary. The rest is replicated: all
+// tensor ranks hold it whole. Outside the tensor regions (norms) the gradient is partial only if the ranks
+// split the rows there; inside them it is always partial.
+enum class TensorSplit { by_output, by_input, by_vocabulary, replicated_outside, replicated_inside };
+constexpr bool is_replicated(TensorSplit split) {
+  return split == TensorSplit::replicated_outside || split == TensorSplit::replicated_inside;
 }
 
 struct StepFactors;  // kernels/optimizer.h

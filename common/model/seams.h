@@ -113,21 +113,6 @@ class WgradQueue {
   int open_unit_ = -1;  // the unit between before_gradients and after_gradients; -1: none
 };
 
-struct AttentionTensors {
-  Tensor q, k, v;   // [rows, heads*head_size]; k, v [rows, kv_heads*head_size]; q, k after rotary_forward
-  Tensor out;       // as q
-  AccumTensor lse;  // [rows, heads]: log-sum-exp of each row's scores
-  Scores scores;
-};
-
-// Buffers for attention's backward.
-struct AttentionGradients {
-  Tensor d_out;               // [rows, heads*head_size]
-  Tensor d_q, d_k, d_v;       // as q, k, v
-  BackwardMemory memory;      // see backward_memory
-  AccumTensor d_out_dot_out;  // [rows, heads]
-};
-
 // It may overwrite q, k, v and lse in forward, and d_out in backward: only its own backward reads them again.
 class AttentionCore {
  public:

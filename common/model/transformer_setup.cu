@@ -5,7 +5,6 @@
 
 #include "kernels/norm.h"
 #include "kernels/rotary.h"
-#include "model/memory.h"
 #include "model/transformer.h"
 
 namespace pentatron {
@@ -27,7 +26,7 @@ TransformerParameters declare_transformer(const ModelConfig& model, FeedForward&
   const int d = model.d_model, q = model.heads * model.head_size(), kv = model.kv_heads * model.head_size();
   const double into = initial_deviation(d), out_of = initial_deviation(q) / std::sqrt(2.0 * model.layers);
   const auto norm = [&](const std::string& name, int unit) {
-    return parameters.declare({name, unit, 1, d, TensorSplit::held_outside, 0.0, false});
+    return parameters.declare({name, unit, 1, d, TensorSplit::replicated_outside, 0.0, false});
   };
   TransformerParameters ids;
   ids.embedding = parameters.declare(
