@@ -6,15 +6,15 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7378
-closure-01-path 4324
-closure-02 8232
-closure-03 8420
-closure-04 8376
-closure-05 9131
-closure-06 9125
-closure-07 12277
-product 17518
+closure-01 7387
+closure-01-path 4313
+closure-02 8241
+closure-03 8429
+closure-04 8385
+closure-05 9140
+closure-06 9134
+closure-07 12286
+product 17527
 stand-ins 5760
 other-C++ 20675
 '

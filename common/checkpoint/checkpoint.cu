@@ -43,6 +43,26 @@ std::vector<StoredTensor> stored(const Parameters& parameters, NumberType type,
   return tensors;
 }
 
+// Equal runs of consecutive elements of a global matrix: `count` of `length`, one every `stride` elements.
+struct GlobalRuns {
+  int64_t first, length, count, stride;
+};
+// Where the elements of a range lie in the global matrix of its parameter, in the order of the range: whole
+// rows of the local slice, and before and after them a part of one.
+std::vector<GlobalRuns> global_runs(const ParameterRange& range) {
+  const Parameter& p = *range.parameter;
+  const int64_t width = p.local_columns, end = range.begin_in_parameter + range.size;
+  std::vector<GlobalRuns> runs;
+  for (int64_t at = range.begin_in_parameter; at < end;) {
+    const int64_t row = at / width, column = at % width, rest = end - at;
+    const int64_t rows = column == 0 ? std::max<int64_t>(rest / width, 1) : 1;
+    const int64_t length = std::min(width - column, rest);
+    runs.push_back({(p.first_row + row) * p.columns + p.first_column + column, length, rows, p.columns});
+    at += rows * length;
+  }
+  return runs;
+}
+
 constexpr const char* master_name = "master";  // of a state
 constexpr const char *head_name = "lm_head.weight", *embedding_name = "model.embed_tokens.weight";
 

@@ -13,7 +13,7 @@ enum class Attention { naive, tiled, tensor_core };
 Attention default_attention(int head_size, Attention on_cpu);
 inline constexpr int largest_tiled_head = 256;  // whose tiles fit into a block's shared memory
 
-// Partial sums of the gradient norm (sum_of_squares in optimizer.h).
+// Partial sums of the gradient norm (sum_of_squares in optimizer_step.h).
 inline constexpr int norm_parts = 1024;
 
 }  // namespace pentatron

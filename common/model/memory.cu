@@ -73,7 +73,7 @@ size_t RankShare::gradients_of_layer() const {
   return rows * (q + 2 * kv) * sizeof(real) + 2 * d * sizeof(accum) + mlp().gradients;
 }
 
-// What a layer keeps beside its input: normed twice, stream between, q, k, v, out, statistics, scores; MLP.
+// What a layer keeps beside its input: normed twice, x between, q, k, v, out, statistics, scores; MLP.
 static size_t kept_in_layer(const RankShare& s) {
   const auto& [d, q, kv, f, vocabulary, heads] = s.columns;
   const int64_t numbers = s.outside * 3 * d + s.rows * (2 * q + 2 * kv);

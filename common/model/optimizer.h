@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/optimizer.h"
+#include "kernels/optimizer_step.h"
 #include "model/config.h"
 #include "model/parameters.h"
 

@@ -20,6 +20,8 @@
 
 namespace pentatron {
 
+// ---- One parameter ----------------------------------------------------------------------------------------
+
 // How the tensor ranks split a parameter (used from 04 on). Megatron's column-parallel linear layer is split
 // by output, its row-parallel one by input, embedding and head by vocabulary. The rest is replicated: all
 // tensor ranks hold it whole. Outside the tensor regions (norms) the gradient is partial only if the ranks
@@ -29,7 +31,7 @@ constexpr bool is_replicated(TensorSplit split) {
   return split == TensorSplit::replicated_outside || split == TensorSplit::replicated_inside;
 }
 
-struct StepFactors;  // kernels/optimizer.h
+struct StepFactors;  // kernels/optimizer_step.h
 
 // A step of some elements of a parameter, with the arguments of sgd_step there.
 using OwnStep = std::function<void(real* weights, accum* master, const accum* gradients,
@@ -56,6 +58,25 @@ struct Parameter : Declaration {
   size_t local_size() const { return static_cast<size_t>(local_rows) * local_columns; }
 };
 
+// ---- From 02 on: who holds what. One device holds all
+// ------------------------------------------------------
+
+// Replicas are ranks that hold the same parameters and compute on different tokens. The sum of their
+// gradients is the gradient. This is number `rank` of `ranks` replicas, which may own a shard each. More
+// replicas form more such groups, of which this is number `shard_group`.
+struct Replicas {
+  int rank = 0, ranks = 1, shard_group = 0;
+};
+
+// How the parameters are split over ranks, and which rank this is. The default is one device.
+struct ParameterLayout {
+  int tensor_rank = 0, tensor_ranks = 1;
+  std::vector<Replicas> groups = {{}};  // [groups]
+  std::vector<int> units = {};          // units on this rank, ascending; empty: all
+};
+
+// ---- Where parameters lie: units and their shards ---------------------------------------------------------
+
 // Elements [begin, end) of a unit's flat arrays, which this rank's optimizer updates.
 struct Shard {
   int group, unit;
@@ -69,21 +90,6 @@ struct Shard {
 struct ParameterRange {
   const Parameter* parameter;
   size_t begin_in_parameter, begin_in_shard, size;
-};
-
-// Equal runs of consecutive elements of a global matrix: `count` of `length`, one every `stride` elements.
-struct GlobalRuns {
-  int64_t first, length, count, stride;
-};
-// Where the elements of a range lie in the global matrix of its parameter, in the order of the range: whole
-// rows of the local slice, and before and after them a part of one.
-std::vector<GlobalRuns> global_runs(const ParameterRange& range);
-
-// Replicas are ranks that hold the same parameters and compute on different tokens. The sum of their
-// gradients is the gradient. `rank` is this rank's place among `ranks` replicas, which may own a shard each.
-// More replicas form more such groups, of which this is number `shard_group`.
-struct Replicas {
-  int rank = 0, ranks = 1, shard_group = 0;
 };
 
 class ParameterGroup {
@@ -141,12 +147,7 @@ class ParameterGroup {
   AccumTensor flat_gradients_;
 };
 
-// How the parameters are split over ranks, and this rank's place. The default is one device.
-struct ParameterLayout {
-  int tensor_rank = 0, tensor_ranks = 1;
-  std::vector<Replicas> groups = {{}};  // [groups]
-  std::vector<int> units = {};          // units on this rank, ascending; empty: all
-};
+// ---- All parameters ---------------------------------------------------------------------------------------
 
 class Parameters {
  public:

@@ -43,7 +43,7 @@ struct Activations {
   std::vector<LayerActivations> layers;   // [layers of the range]
   std::vector<LayerGradients> gradients;  // likewise
   Tensor output;                          // [outside, d]: the residual stream after the range
-  Tensor gradient;                        // [outside, d]: before backward of `output`, after it of `input()`
+  Tensor d_residual;                      // [outside, d]: before backward of `output`, after it of `input()`
   // Only if the range has the head:
   AccumTensor final_rstd;           // [outside, 1]
   Tensor final_normed;              // [outside, d]
@@ -91,13 +91,13 @@ class Transformer {
   // has the head, also the loss. Returns activations.logits.
   Tensor forward(const Batch& batch, Activations& activations);
 
-  // Starts from the loss or, without head, from activations.gradient. Adds to the weight gradients, by
-  // activations.queue. Leaves the gradient of input() in activations.gradient.
+  // Starts from the loss or, without head, from activations.d_residual. Adds to the weight gradients,
+  // by activations.queue. Leaves the gradient of input() in activations.d_residual.
   void backward(const Batch& batch, Activations& activations);
 
  private:
   LayerActivations allocate_layer(DeviceArena& arena) const;
-  // Writes x to a.input, and returns the stream after the layer. When it recomputes, it stops once all is
+  // Writes x to a.input, and returns x after the layer. When it recomputes, it stops once all is
   // there that backward needs, and returns nothing.
   Residual layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
                          bool recomputing);

@@ -150,7 +150,7 @@ std::unique_ptr<Activations> Transformer::make_activations(LayerRange range) con
     a->gradients.push_back(shared_gradients_);
   }
   a->output = a->memory.matrix<real>(outside(), d);
-  a->gradient = a->memory.matrix<real>(outside(), d);
+  a->d_residual = a->memory.matrix<real>(outside(), d);
   if (range.head) {
     a->final_rstd = a->memory.matrix<accum>(outside(), 1);
     a->final_normed = a->memory.matrix<real>(outside(), d);

@@ -23,7 +23,7 @@
 #include "kernels/embedding.h"
 #include "kernels/loss.h"
 #include "kernels/norm.h"
-#include "kernels/optimizer.h"
+#include "kernels/optimizer_step.h"
 #include "kernels/rotary.h"
 #include "kernels/swiglu.h"
 #include "run/program.h"
