@@ -21,7 +21,7 @@ constexpr unsigned threads_per_block = 256;
 
 struct Grid {
   dim3 blocks;
-  unsigned threads;  // of each block: a multiple of 32
+  unsigned threads;  // each block has so many: a multiple of 32
   Grid(dim3 blocks, unsigned threads = threads_per_block) : blocks(blocks), threads(threads) {}
 };
 

@@ -13,7 +13,7 @@
 #include <tuple>
 
 #include "device/tensor.h"
-#include "kernels/config.h"
+#include "kernels/attention_kind.h"
 #include "kernels/matmul.h"
 #include "kernels/rotary.h"
 
@@ -32,7 +32,7 @@ struct AttentionShape {
 // the keys at least. The matrices passed with it begin at the block's first row of the first sequence.
 struct AttentionBlock {
   int batch;          // sequences
-  int queries, keys;  // in each sequence; neither is zero
+  int queries, keys;  // each sequence has so many; neither is zero
   int stride;         // rows in memory from one sequence to the next, of queries and of keys
   HeadShape head;
   bool diagonal;  // true: query i sees the keys j <= i; false: it sees every key

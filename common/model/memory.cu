@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "kernels/attention.h"
+#include "kernels/optimizer_step.h"
 #include "model/batch.h"
 #include "model/memory.h"
 
@@ -111,7 +112,7 @@ static size_t activations(const RankShare& s) {
 MemoryPrediction predict_memory(RankShare s) {
   if (!s.attention) s.attention = attention_memory(s.config, s.columns);
   MemoryBytes bytes = parameter_memory(s.config, s.unit_sizes());
-  bytes[Purpose::optimizer] += (norm_parts + 2) * sizeof(double);         // of the norm, and StepTotals
+  bytes[Purpose::optimizer] += (norm_parts + 2) * sizeof(double);         // the norm's parts; StepTotals
   bytes[Purpose::optimizer] += (has_loss_scale ? 6 : 3) * sizeof(accum);  // StepFactors, LossScale
   bytes[Purpose::activations] += activations(s);
   bytes[Purpose::activations] += s.micro_batches * 4 * s.rows * sizeof(int32_t);  // tokens

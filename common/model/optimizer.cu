@@ -94,7 +94,6 @@ void Optimizer::add_norm_squared(double* norm_squared) {
 
 void Optimizer::step(int64_t step, double* norm_squared) {
   AdamW adamw = {learning_rate(config_, step), config_.beta1, config_.beta2, 0};
-  const StepFactors* const factors = factors_;
   step_factors(norm_squared, config_.grad_clip, adamw, step + 1, loss_scale_, factors_, stream_);
   const std::vector<Shard> shards = parameters_.shards();
   for (size_t i = 0; i < shards.size(); ++i) {
@@ -107,13 +106,13 @@ void Optimizer::step(int64_t step, double* norm_squared) {
       const size_t at = range.begin_in_shard;
       adamw.weight_decay = p.decays ? config_.weight_decay : 0;
       if (p.own_step) {
-        p.own_step(shard.weights + at, master + at, shard.gradients + at, factors, range.size, stream_);
+        p.own_step(shard.weights + at, master + at, shard.gradients + at, factors_, range.size, stream_);
       } else if (config_.optimizer == OptimizerKind::adamw) {
         adamw_step(adamw, shard.weights + at, master + at, shard.gradients + at, state.moment1.data + at,
-                   state.moment2.data + at, factors, range.size, stream_);
+                   state.moment2.data + at, factors_, range.size, stream_);
       } else {
-        sgd_step(adamw.lr, adamw.weight_decay, shard.weights + at, master + at, shard.gradients + at, factors,
-                 range.size, stream_);
+        sgd_step(adamw.lr, adamw.weight_decay, shard.weights + at, master + at, shard.gradients + at,
+                 factors_, range.size, stream_);
       }
     }
   }

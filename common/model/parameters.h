@@ -38,11 +38,11 @@ using OwnStep = std::function<void(real* weights, accum* master, const accum* gr
                                    const StepFactors* factors, size_t size, cudaStream_t stream)>;
 
 struct Declaration {
-  std::string name;       // as in Hugging Face's Llama
+  std::string name;       // the name in Hugging Face's Llama
   int unit;               // 0: embedding, 1 + i: layer i, 1 + layers: head
   int64_t rows, columns;  // global shape: [output features, input features], or [1, features] for a norm
   TensorSplit tensor_split;
-  double standard_deviation = 0.0;  // of the initial values; 0: every initial value is 1
+  double standard_deviation = 0.0;  // the initial values have it; 0: they are all 1
   bool decays = true;               // weight decay applies
   int group = 0;
   bool held = true;  // false: only other ranks hold it
@@ -53,8 +53,8 @@ struct Declaration {
 
 struct Parameter : Declaration {
   int64_t first_row, first_column;    // where the slice begins in the global matrix
-  int64_t local_rows, local_columns;  // its shape; 0 rows where it is not held
-  size_t offset;                      // of the slice in the unit's flat array, in elements
+  int64_t local_rows, local_columns;  // the slice's shape; 0 rows where it is not held
+  size_t offset;                      // the slice begins here in the unit's flat array, in elements
   size_t local_size() const { return static_cast<size_t>(local_rows) * local_columns; }
 };
 
@@ -103,7 +103,7 @@ class ParameterGroup {
   // which begin at multiples of 16 bytes. No product reads the padding, and no norm counts it.
   size_t size(int unit) const;
   size_t shard_size(int unit) const { return size(unit) / replicas_.ranks; }
-  size_t largest_size() const;  // of all units, in elements
+  size_t largest_size() const;  // elements of the largest unit
 
   // Pointers to a unit's flat arrays, null while it has no memory. A technique may change them at any
   // time, so do not keep copies.

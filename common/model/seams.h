@@ -43,8 +43,9 @@ class UnitHooks {
 
 // A tensor region is where tensor parallelism splits heads, columns or vocabulary. These calls are its
 // borders. "Outside": rows that a rank holds between regions, all or (sequence parallelism) a part.
-// A type beside a shape says what the tensor ranks have (04's note): I and R the same, where the gradient of
-// R is partial; P a summand each; V each its own part. "Outside" is I, under sequence parallelism V.
+// A type beside a shape says what each tensor rank has (04's note; one device has the matrix): I and R the
+// same, where the gradient of R is partial; P a summand; V its own part. "Outside" is I, under sequence
+// parallelism V.
 class TensorRegion {
  public:
   virtual ~TensorRegion() = default;
@@ -137,7 +138,7 @@ struct FeedForwardTensors {
   Tensor gate_up, product;      // [rows, gate | up], the widest result; and their SwiGLU [rows, f]
   std::shared_ptr<void> other;  // an overriding FeedForward keeps its own type here
 };
-using FeedForwardGradients = FeedForwardTensors;  // of the same, in backward
+using FeedForwardGradients = FeedForwardTensors;  // backward has a gradient for each
 
 // What forward and backward of a layer's MLP are called with.
 struct FeedForwardCall {
@@ -153,7 +154,7 @@ struct FeedForwardCall {
 
 class FeedForward {
  public:
-  // `name`: of its parameters, between layer and matrix. `width`: hidden columns, over d_ff.
+  // The names of its parameters have `name` between layer and matrix. It has width * d_ff hidden columns.
   explicit FeedForward(std::string name = "mlp.", int width = 1) : name_(std::move(name)), width_(width) {}
   virtual ~FeedForward() = default;
   virtual void declare(Parameters& parameters, const ModelConfig& model, int layer);

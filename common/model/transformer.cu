@@ -9,7 +9,7 @@
 namespace pentatron {
 
 Tensor Transformer::forward(const Batch& batch, Activations& a) {
-  trace::here = {trace::here.step, batch.number};
+  trace::here = {trace::here.step, batch.number};  // labels operations in traces; before_weights adds a layer
   const LayerRange range = a.range;
   if (range.embedding) embedding_forward(batch, a.input());
   Residual x = {a.input(), {}};
@@ -63,7 +63,7 @@ Residual Transformer::layer_forward(int layer, const Batch& batch, Residual x, c
 void Transformer::layer_backward(int layer, const Batch& batch, Activations& activations) {
   const TransformerParameters::Layer& id = ids_.layers[layer];
   const LayerActivations& a = activations.layers[layer - activations.range.first];
-  const LayerGradients& g = activations.gradients[layer - activations.range.first];
+  const LayerGradients& g = activations.layer_gradients[layer - activations.range.first];
   TensorRegion& region = *seams_.region;
   WgradQueue& queue = *activations.queue;
   const auto drain = [&queue] { queue.drain(); };

@@ -147,7 +147,7 @@ std::unique_ptr<Activations> Transformer::make_activations(LayerRange range) con
   for (int layer = range.first; layer < range.last; ++layer) {
     a->layers.push_back(recomputed_ ? *recomputed_ : allocate_layer(a->memory));
     if (layer > range.first || range.embedding) a->layers.back().input = a->memory.matrix<real>(outside(), d);
-    a->gradients.push_back(shared_gradients_);
+    a->layer_gradients.push_back(shared_gradients_);
   }
   a->output = a->memory.matrix<real>(outside(), d);
   a->d_residual = a->memory.matrix<real>(outside(), d);

@@ -1,6 +1,6 @@
 // Attention in tiles, which holds a tile's scores only: with the ordinary operations of a GPU
-// (attention_tiled.cu), and on tensor cores (attention.cu). attention_kinds.cu chooses between these two and
-// the naive kind. Arguments are those of kernels/attention.h.
+// (attention_tiled.cu), and on tensor cores (attention_tensor_core.cu). attention_kinds.cu chooses between
+// these two and the naive kind. Arguments are those of kernels/attention.h.
 #pragma once
 
 #include "kernels/attention.h"

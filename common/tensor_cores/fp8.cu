@@ -3,7 +3,6 @@
 #include <cmath>
 #include <iostream>
 
-#include "kernels/config.h"
 #include "kernels/pack.h"
 #include "tensor_cores/codes_product.h"
 #include "tensor_cores/fp8.h"
