@@ -20,21 +20,22 @@ using Values = std::vector<accum>;
 // Device memory for the numbers of one rank.
 class Buffer {
  public:
-  explicit Buffer(const Values& values) : memory_(values.size(), Purpose::communication) {
+  explicit Buffer(const Values& values) : x_(memory_.matrix<accum>(1, values.size())) {
     CUDA_CHECK(cudaMemcpy(data(), values.data(), values.size() * sizeof(accum), cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaDeviceSynchronize());  // the copy may return before pageable memory has reached the device
   }
-  accum* data() const { return memory_.data(); }
+  accum* data() const { return x_.data; }
   // The numbers, on the host, after all work issued to `stream` so far.
   Values values(cudaStream_t stream) const {
-    Values result(memory_.size());
+    Values result(x_.size());
     CUDA_CHECK(cudaStreamSynchronize(stream));
     CUDA_CHECK(cudaMemcpy(result.data(), data(), result.size() * sizeof(accum), cudaMemcpyDeviceToHost));
     return result;
   }
 
  private:
-  DeviceArray<accum> memory_;
+  DeviceArena memory_{Purpose::communication};
+  AccumTensor x_;
 };
 
 // ---- What each collective does ----------------------------------------------------------------------------

@@ -159,7 +159,8 @@ class TensorParallel : public TensorRegion {
 
  protected:
   bool is_partial(TensorSplit split) const {
-    return split == TensorSplit::held_inside || (split == TensorSplit::held_outside && sequence_parallel_);
+    return split == TensorSplit::replicated_inside ||
+           (split == TensorSplit::replicated_outside && sequence_parallel_);
   }
 
   bool sequence_parallel_;

@@ -14,10 +14,10 @@ class WgradsOnRequest : public WgradQueue {
   // with full recomputation, where all layers share the activations.
   WgradsOnRequest(Activations& a, const Transformer& model, cudaStream_t compute)
       : WgradQueue(*a.queue), compute_(compute) {
-    for (LayerGradients& layer : a.gradients) layer = model.allocate_gradients(a.memory);
+    for (LayerGradients& layer : a.layer_gradients) layer = model.allocate_gradients(a.memory);
     const size_t outputs = 2 * a.layers.size() + (a.range.embedding ? 1 : 0);  // attention and MLP of a layer
     for (size_t i = 0; i < outputs; ++i)
-      copies_.push_back(a.memory.matrix<real>(a.gradients[0].qkv.rows, a.output.columns));
+      copies_.push_back(a.memory.matrix<real>(a.layer_gradients[0].qkv.rows, a.output.columns));
   }
 
   // In a trace, the work belongs to the layer and the micro-batch that have pushed it.

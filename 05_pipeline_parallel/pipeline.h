@@ -193,7 +193,7 @@ class Pipeline {
     if (!f.activations->range.embedding) input(i).used.record(compute_);
     if (const InFlight* before = in_flight_before(i)) {
       wait_event(compute_, before->gradient_sent);  // by the micro-batch that was there before
-      hand_over(f.activations->gradient, before->activations->gradient);
+      hand_over(f.activations->d_residual, before->activations->d_residual);
     }
     if (i.action == Action::backward) f.gradient_read.record(compute_);
   }
@@ -232,7 +232,7 @@ class Pipeline {
     const Link& out = link(i);
     InFlight& f = in_flight(i);
     wait_stream(out.stream(), compute_);
-    out.send(f.activations->gradient);
+    out.send(f.activations->d_residual);
     f.gradient_sent.record(out.stream());
   }
 
@@ -248,7 +248,7 @@ class Pipeline {
     InFlight& f = in_flight(i);
     wait_event(in.stream(), f.gradient_read);  // by the micro-batch that was here before
     wait_event(in.stream(), f.gradient_sent);
-    in.receive(f.activations->gradient);
+    in.receive(f.activations->d_residual);
     f.gradient_came.record(in.stream());
   }
 
@@ -290,7 +290,7 @@ class Pipeline {
       communicator = std::make_unique<Communicator>(world, members, name, edge_blocks);
     }
     const int peer = out ? 1 : 0;
-    real* const scratch = chunks_[0].in_flight[0].activations->gradient.data;
+    real* const scratch = chunks_[0].in_flight[0].activations->d_residual.data;
     communicator->connect(peer, peer, scratch);
     Chunk& chunk = chunks_[out ? from.chunk : to.chunk];
     chunk.links[stream_of(out ? send : other_end(send))] = {communicator.get(), peer};

@@ -12,7 +12,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/elementwise.h"
 #include "kernels/merge.h"
 #include "model/memory.h"
 #include "model/seams.h"
@@ -137,8 +136,8 @@ class AttentionBlocks {
     const bool merges = !block.diagonal;
     const AccumTensor block_out = from(merges ? out_ : out, first);
     const AccumTensor block_lse = from(merges ? lse_ : t.lse, first);
-    attention_forward(kind_, blas, block, from(t.q, first), kv.k, kv.v, {scores_, false}, block_out,
-                      block_lse);
+    attention_forward<accum>(kind_, blas, block,
+                             {from(t.q, first), kv.k, kv.v, block_out, block_lse, {scores_, false}});
     if (merges)
       attention_merge(block, block_out, block_lse, from(out, first), from(t.lse, first), blas.stream());
   }
@@ -148,9 +147,10 @@ class AttentionBlocks {
                 const AttentionGradients& g, KeysValues<real> kv, AccumTensor d_q,
                 KeysValues<accum> d_kv) const {
     const auto& [first, block] = visible;
-    attention_backward(kind_, blas, block, from(t.q, first), kv.k, kv.v, {scores_, false}, from(t.lse, first),
-                       from(g.d_out, first), from(g.d_out_dot_out, first), g.memory, true, from(d_q, first),
-                       d_kv.k, d_kv.v);
+    attention_backward<accum>(
+        kind_, blas, block, {from(t.q, first), kv.k, kv.v, {}, from(t.lse, first), {scores_, false}},
+        {from(g.d_out, first), from(d_q, first), d_kv.k, d_kv.v, g.memory, from(g.d_out_dot_out, first)},
+        /*add=*/true);
   }
 
  private:

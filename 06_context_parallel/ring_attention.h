@@ -9,6 +9,7 @@
 #pragma once
 
 #include "context_blocks.h"
+#include "kernels/elementwise.h"
 
 namespace pentatron {
 

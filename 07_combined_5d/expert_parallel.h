@@ -115,8 +115,10 @@ class ExpertParallel : public FeedForward {
         arena.matrix<real>(buffer_rows_, model_.d_model), arena.matrix<real>(buffer_rows_, 2 * f_),
         arena.matrix<real>(buffer_rows_, f_), arena.matrix<accum>(rows, model_.experts),
         has_shared() ? shared_.allocate_gradients(arena, rows) : FeedForwardGradients()});
-    const auto operand = [&](Tensor out) { return largest_operand(out.rows, model_.d_model, out.columns); };
-    const bool shared_is_wider = operand(g->shared.gate_up) > operand(g->gate_up);
+    const auto bytes = [&](Tensor out) {
+      return layer_products_bytes(out.rows, model_.d_model, out.columns);
+    };
+    const bool shared_is_wider = bytes(g->shared.gate_up) > bytes(g->gate_up);
     return {shared_is_wider ? g->shared.gate_up : g->gate_up, {}, g};
   }
 

@@ -53,8 +53,9 @@ class Router {
   // Declare the router's parameters in a layer. Between them the caller declares the experts.
   void declare_gate(Parameters& parameters, int layer) {
     const int d = model_.d_model;
-    gate_[layer] = parameters.declare({prefix_of_experts(layer) + "gate.weight", unit_of_layer(layer),
-                                       model_.experts, d, TensorSplit::held_inside, initial_deviation(d)});
+    gate_[layer] =
+        parameters.declare({prefix_of_experts(layer) + "gate.weight", unit_of_layer(layer), model_.experts, d,
+                            TensorSplit::replicated_inside, initial_deviation(d)});
   }
   void declare_bias(const TrainingConfig& training, Parameters& parameters, int layer) {
     const double copies = double(training.global_batch_size) * training.sequence_length * model_.top_k;
@@ -63,7 +64,7 @@ class Router {
          .unit = unit_of_layer(layer),
          .rows = 1,
          .columns = model_.experts,
-         .tensor_split = TensorSplit::held_inside,
+         .tensor_split = TensorSplit::replicated_inside,
          .own_step = [mean = copies / model_.experts](const auto&... arguments) {
            step_bias(balance_rate, mean, arguments...);
          }});

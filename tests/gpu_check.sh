@@ -271,7 +271,7 @@ run_mpi_tests 40 2 cuda-fp64-mpi '[02]~[standin]~[.]'
 
 # With time left.
 part 20 "shared memory cycles of an mma" tests/tools/shared_cycles.py \
-  build/cuda-bf16/objects/common/tensor_cores/attention.cu.o
+  build/cuda-bf16/objects/common/tensor_cores/attention_tensor_core.cu.o
 run_tests fp32
 for precision in bf16 fp8 fp64; do check racecheck $precision '[kernels]'; done
 for stage in 03 04 05 06; do run_mpi_tests 90 2 cuda-fp64-mpi "[$stage]~[standin]~[.]"; done

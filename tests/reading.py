@@ -1,12 +1,18 @@
 """What a note asks of its reader:  reading.py NOTE...  Prints each violation.
 
-"N minutes to read" are computed, not guessed: 150 words of the note a minute, and 12 lines a minute of the
-files that it lists under *Where it is*; rounded up to 5. A file counts in the first note that lists it; one
-behind "Skip" does not. A note with such a list says its minutes, and the plan of a course says them again.
+"N minutes to read" are computed, not guessed: 150 words of the note a minute, and 12 lines a minute of what
+it lists under *Where it is*; rounded up to 5. Of a file that is all lines, or, where the list says "Read `this`
+and `that`.", its opening comment and these functions and types, each with the comment above it. A line counts
+in the first note that lists it; what is behind "Skip" does not. A note with such a list says its minutes, and
+the plan of a course says them again.
 
 An answer's command needs a program that make run or make test builds, or the answer says what makes it. What
-an exercise bids to read first, in italics, is a heading of its note."""
+an exercise bids to read first, in italics, is a heading of its note.
 
+A note explains a word where it has it in italics. If an earlier note uses it, it is one of the *Words* of
+common/README.md. Those have a last column, the notes that explain them: each has the word."""
+
+import itertools
 import pathlib
 import re
 import sys
@@ -25,21 +31,90 @@ def notes_of(folder):
     )
 
 
+def definition(lines, name):
+    """The numbers of the lines that define a function or a type, with the comment above; none if nothing does."""
+    begins = re.compile(
+        rf"(?=[A-Za-z_]).*\b{re.escape(name)}(\(| \{{| : )|(class|struct|enum class) {re.escape(name)}\b"
+    )
+    for first, line in enumerate(lines):
+        if not begins.match(line):
+            continue
+        last = next(i for i in range(first, len(lines)) if re.search(r"[{};]$", lines[i]))
+        if lines[last].endswith(";") and "{" not in lines[last]:
+            continue  # only declared
+        if lines[last].endswith("{"):
+            last = next(i for i in range(last, len(lines)) if re.match(r"\};?$", lines[i]))
+        while re.match(r"//(?! ----)|template|__global__", lines[first - 1]):
+            first -= 1
+        return range(first, last + 1)
+    return range(0)
+
+
 def listed(note):
+    """What it lists under *Where it is*: a file, and the names in it that it bids to read, or none for all."""
     found = re.search(r"^## Where it is\n((?:(?!## |Skip ).*\n)*)", note.read_text(), re.M)
-    return {
-        (note.parent / link).resolve() for link in re.findall(r"\]\(([^)#]+)\)", found[1] if found else "")
-    }
+    for item in re.split(r"^- ", found[1], flags=re.M) if found else []:
+        read = re.search(r"\bRead\s+(`.*?`)\.\s", item, re.S)
+        for link in re.findall(r"\]\(([^)#]+)\)", item):
+            yield (note.parent / link).resolve(), re.findall(r"`(.*?)`", read[1]) if read else []
+
+
+def lines_listed(note):
+    """Pairs of file and line."""
+    for file, names in listed(note):
+        if file.suffix == ".md":
+            continue
+        lines = file.read_text().splitlines()
+        wanted = [definition(lines, name) for name in names] or [range(len(lines))]
+        if names:
+            wanted.append(itertools.takewhile(lambda i: lines[i].startswith("//"), range(len(lines))))
+        yield from ((file, i) for part in wanted for i in part)
 
 
 def minutes(note):
-    before = (
-        set().union(*(listed(other) for other in notes_of("0*")[: notes_of("0*").index(note)]))
-        if note in notes_of("0*")
-        else set()
-    )
-    lines = sum(len(file.read_text().splitlines()) for file in listed(note) - before if file.suffix != ".md")
-    return -int(-(len(note.read_text().split()) / WORDS + lines / LINES) // 5) * 5
+    stages = notes_of("0*")
+    earlier = stages[: stages.index(note)] if note in stages else []
+    before = {line for other in earlier for line in lines_listed(other)}
+    lines = set(lines_listed(note)) - before
+    return -int(-(len(note.read_text().split()) / WORDS + len(lines) / LINES) // 5) * 5
+
+
+def notes_in_order():
+    outer = [pathlib.Path("README.md"), pathlib.Path("common/README.md")]
+    return outer + notes_of("0*") + sorted(pathlib.Path().glob("common/*/README.md"))
+
+
+def prose(note):
+    """Its text without code, comments, and what links lead to."""
+    return re.sub(r"<!--.*?-->|```.*?```|^    .*?$|`.*?`|\]\(.*?\)", "", note.read_text(), flags=re.S | re.M)
+
+
+EMPHASES = {"all", "every", "gradients", "measured", "other", "same"}  # in italics for another reason
+
+
+def has(text, word):
+    return re.search(rf"\b{re.escape(word)}e?s?\b", text, re.I)
+
+
+def words_not_explained(glossary):
+    rows = re.findall(r"^\| (.*) \| .* \| (.*) \|$", glossary.read_text().partition("## Words\n")[2], re.M)
+    known = {word.lower() for words, _ in rows[1:] for word in words.split(", ")}
+    notes = notes_in_order()
+    texts = [prose(note) for note in notes]
+    for i, text in enumerate(texts):
+        for word in re.findall(r"(?<![*\w])\*([a-z][\w -]*\w)\*(?!\*)", text):
+            singular = word.removesuffix("s")
+            if word in EMPHASES or {word, singular} & known:
+                continue
+            known.add(word)  # from this note on
+            if used := [str(notes[k]) for k in range(i) if has(texts[k], singular)]:
+                yield f"not among the words: {word}, explained in {notes[i]}, used in {used[0]}"
+    for words, places in rows[1:]:
+        for place in places.split(", "):
+            found = [n for n in notes if n.match(f"{place}_*/README.md") or place in (n.stem, n.parent.name)]
+            for word in words.split(", "):
+                if place != "this note" and not any(has(prose(n), word) for n in found):
+                    yield f"{place} does not have the word {word}"
 
 
 def violations(note):
@@ -47,7 +122,13 @@ def violations(note):
     stated = STATED.search(text)
     if pathlib.Path("tests/homework/not_run.txt").exists():  # a learner's tree, whose files lack bodies
         return
-    if stated and int(stated[1]) != minutes(note) or listed(note) and not stated:
+    if note.resolve() == pathlib.Path("common/README.md").resolve():
+        yield from words_not_explained(note)
+    for file, names in listed(note):
+        for name in names:
+            if not definition(file.read_text().splitlines(), name):
+                yield f"{file.name} defines no {name}, which the note bids to read"
+    if stated and int(stated[1]) != minutes(note) or list(listed(note)) and not stated:
         yield f"{stated[0] if stated else 'no minutes to read'}; expected {minutes(note)} minutes to read"
     for stage, others, said in re.findall(r"^\| (0[1-7])((?:, `\S*`)*) \| (\d+) min \|", text, re.M):
         [first, *rest] = notes_of(f"{stage}_*")

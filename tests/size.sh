@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7418
-closure-01-path 4403
-closure-02 8272
-closure-03 8460
-closure-04 8415
-closure-05 9171
-closure-06 9150
-closure-07 12298
-product 17545
-stand-ins 5720
-other-C++ 20671
+closure-01 7387
+closure-01-path 4313
+closure-02 8241
+closure-03 8429
+closure-04 8385
+closure-05 9140
+closure-06 9134
+closure-07 12286
+product 17527
+stand-ins 5760
+other-C++ 20675
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -132,13 +132,13 @@ class DeviceBlock {
   Scores scores(bool kept) { return {fresh_scores(kept ? block_.batch : 1), kept}; }
   template <class Result>
   void forward(Tensor q, Tensor k, Tensor v, Scores scores, Matrix<Result> out, AccumTensor lse) {
-    attention_forward(kind_, device_.blas, block_, q, k, v, scores, out, lse);
+    attention_forward<Result>(kind_, device_.blas, block_, {q, k, v, out, lse, scores});
   }
   template <class Result>
   void backward(Tensor q, Tensor k, Tensor v, Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots,
                 bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v) {
-    attention_backward(kind_, device_.blas, block_, q, k, v, scores, lse, d_out, dots, backward_memory(q, k),
-                       add, d_q, d_k, d_v);
+    attention_backward<Result>(kind_, device_.blas, block_, {q, k, v, {}, lse, scores},
+                               {d_out, d_q, d_k, d_v, backward_memory(q, k), dots}, add);
   }
   // Looks whether something was written beside the scores.
   void check_scores() {

@@ -10,7 +10,6 @@
 
 #include "catch.h"
 #include "device.h"
-#include "kernels/config.h"
 #include "reference.h"
 #include "tensor_cores/codes_product.h"
 

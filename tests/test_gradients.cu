@@ -141,19 +141,20 @@ TEST_CASE("gradient: attention", "[01][kernels]") {
     x[i] = device.upload<real>(inputs[i]);
     d_x[i] = device.fresh<real>(rows, inputs[i].columns);
   }
-  const Tensor out = device.fresh<real>(rows, q_columns);
-  const AccumTensor lse = device.fresh<accum>(rows, shape.head.heads);
   const Scores scores{device.fresh<real>(shape.batch * shape.score_rows(), shape.sequence), true};
+  const AttentionTensors t = {
+      x[0],  x[1], x[2], device.fresh<real>(rows, q_columns), device.fresh<accum>(rows, shape.head.heads),
+      scores};
   const auto forward = [&] {
-    attention_forward(kind, device.blas, block, x[0], x[1], x[2], scores, out, lse);
-    return dot(w, device.download(out));
+    attention_forward(kind, device.blas, block, t);
+    return dot(w, device.download(t.out));
   };
   forward();
   const Tensor d_out = device.upload<real>(w);
   const AccumTensor dots = device.fresh<accum>(rows, shape.head.heads);
-  attention_dots(out, d_out, dots, device.stream);
-  attention_backward(kind, device.blas, block, x[0], x[1], x[2], scores, lse, d_out, dots,
-                     {device.fresh<real>(shape.score_rows(), shape.sequence)}, false, d_x[0], d_x[1], d_x[2]);
+  attention_dots(t.out, d_out, dots, device.stream);
+  const BackwardMemory memory = {device.fresh<real>(shape.score_rows(), shape.sequence)};
+  attention_backward<real>(kind, device.blas, block, t, {d_out, d_x[0], d_x[1], d_x[2], memory, dots}, false);
   for (int i = 0; i < 3; ++i) {
     CAPTURE(i);
     check_gradient(device.download(d_x[i]), inputs[i], [&](const HostMatrix& changed) {

@@ -12,7 +12,7 @@
 #include "kernels/embedding.h"
 #include "kernels/loss.h"
 #include "kernels/norm.h"
-#include "kernels/optimizer.h"
+#include "kernels/optimizer_step.h"
 #include "kernels/pack.h"
 #include "kernels/rescale.h"
 #include "kernels/rotary.h"

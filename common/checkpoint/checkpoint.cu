@@ -29,7 +29,7 @@ constexpr const char* torch_names[] = {"float64", "float32", "float16", "bfloat1
 // A parameter, or one of its states, as a file has it. A norm's weight is a vector.
 StoredTensor stored(const Parameter& p, NumberType type, const std::string& state) {
   StoredTensor tensor{state.empty() ? p.name : p.name + "." + state, type, {p.rows, p.columns}};
-  if (p.tensor_split == TensorSplit::held_outside) tensor.shape = {p.columns};
+  if (p.tensor_split == TensorSplit::replicated_outside) tensor.shape = {p.columns};
   return tensor;
 }
 
@@ -41,6 +41,26 @@ std::vector<StoredTensor> stored(const Parameters& parameters, NumberType type,
     for (const std::string& state : states) tensors.push_back(stored(p, type, state));
   }
   return tensors;
+}
+
+// Equal runs of consecutive elements of a global matrix: `count` of `length`, one every `stride` elements.
+struct GlobalRuns {
+  int64_t first, length, count, stride;
+};
+// Where the elements of a range lie in the global matrix of its parameter, in the order of the range: whole
+// rows of the local slice, and before and after them a part of one.
+std::vector<GlobalRuns> global_runs(const ParameterRange& range) {
+  const Parameter& p = *range.parameter;
+  const int64_t width = p.local_columns, end = range.begin_in_parameter + range.size;
+  std::vector<GlobalRuns> runs;
+  for (int64_t at = range.begin_in_parameter; at < end;) {
+    const int64_t row = at / width, column = at % width, rest = end - at;
+    const int64_t rows = column == 0 ? std::max<int64_t>(rest / width, 1) : 1;
+    const int64_t length = std::min(width - column, rest);
+    runs.push_back({(p.first_row + row) * p.columns + p.first_column + column, length, rows, p.columns});
+    at += rows * length;
+  }
+  return runs;
 }
 
 constexpr const char* master_name = "master";  // of a state

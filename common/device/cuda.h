@@ -41,7 +41,7 @@ inline bool is_modelled() { return !modelled_gpu().empty(); }
 double now();
 void advance_clock(double seconds);
 
-cudaDeviceProp this_device();  // what the device of this rank is and can do
+cudaDeviceProp this_device();  // says what this rank's device is and can do
 
 // Peak of one device in FLOP/s, of products of such elements. Of a real GPU: its vendor's dense bf16 peak; 0
 // where it is not known, and for other elements.

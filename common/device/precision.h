@@ -13,7 +13,7 @@
 
 namespace pentatron {
 
-size_t gradient_bytes();  // of an element, for files that know no precision
+size_t gradient_bytes();  // an element's, for files that know no precision
 
 #ifndef PRECISION
 struct real;
@@ -47,7 +47,7 @@ constexpr const char* precision_name = has_fp8_products ? "fp8" : "bf16";
 #endif
 
 using accum = std::conditional_t<PRECISION == 64, double, float>;
-constexpr double real_bytes = sizeof(real), accum_bytes = sizeof(accum);  // of an element
+constexpr double real_bytes = sizeof(real), accum_bytes = sizeof(accum);  // an element's
 
 // CUDA's name of either type.
 template <class T>

@@ -4,15 +4,16 @@ namespace pentatron {
 
 size_t gradient_bytes() { return sizeof(accum); }
 
-DeviceMemory::DeviceMemory(size_t bytes, Purpose purpose) {
+void* DeviceArena::allocate(size_t bytes) {
   void* data = nullptr;
   if (bytes > 0) CUDA_CHECK(cudaMalloc(&data, bytes));
-  data_ = std::unique_ptr<void, Free>(data, {bytes, purpose});
-  memory_in_use[purpose] += bytes;
-  memory_peak[purpose] = std::max(memory_peak[purpose], memory_in_use[purpose]);
+  memory_.push_back({data, Free{bytes, purpose_}});
+  memory_in_use[purpose_] += bytes;
+  memory_peak[purpose_] = std::max(memory_peak[purpose_], memory_in_use[purpose_]);
+  return data;
 }
 
-void DeviceMemory::Free::operator()(void* data) const {
+void DeviceArena::Free::operator()(void* data) const {
   CUDA_CHECK(cudaFree(data));
   memory_in_use[purpose] -= bytes;
 }

@@ -38,33 +38,25 @@ struct Gradient {
 // Bytes of each purpose: those allocated now, and the most of this process so far.
 inline MemoryBytes memory_in_use = {}, memory_peak = {};
 
-// Device memory, counted by purpose and freed with its owner. Fresh memory has no defined content.
-class DeviceMemory {
+// Owns matrices in device memory, of one purpose, that are freed together. Fresh memory holds anything.
+class DeviceArena {
  public:
-  DeviceMemory() = default;
-  DeviceMemory(size_t bytes, Purpose purpose);
-  void* data() const { return data_.get(); }
-  size_t bytes() const { return data_.get_deleter().bytes; }
+  explicit DeviceArena(Purpose purpose) : purpose_(purpose) {}
+  template <class T>
+  Matrix<T> matrix(int64_t rows, int64_t columns) {
+    return {static_cast<T*>(allocate(static_cast<size_t>(rows) * columns * sizeof(T))), rows, columns};
+  }
 
  private:
+  void* allocate(size_t bytes);  // null if there are none
+
   struct Free {
     size_t bytes;
     Purpose purpose;
     void operator()(void* data) const;
   };
-  std::unique_ptr<void, Free> data_;
-};
-
-template <class T>
-class DeviceArray {
- public:
-  DeviceArray() = default;
-  DeviceArray(size_t size, Purpose purpose) : memory_(size * sizeof(T), purpose) {}
-  T* data() const { return static_cast<T*>(memory_.data()); }
-  size_t size() const { return memory_.bytes() / sizeof(T); }
-
- private:
-  DeviceMemory memory_;
+  Purpose purpose_;
+  std::vector<std::unique_ptr<void, Free>> memory_;
 };
 
 // Pinned host memory, which an asynchronous copy may read or write.
@@ -87,21 +79,6 @@ class PinnedArray {
   };
   std::unique_ptr<T, Free> data_;
   size_t size_ = 0;
-};
-
-// Owns matrices of one purpose that are freed together.
-class DeviceArena {
- public:
-  explicit DeviceArena(Purpose purpose) : purpose_(purpose) {}
-  template <class T>
-  Matrix<T> matrix(int64_t rows, int64_t columns) {
-    memory_.emplace_back(static_cast<size_t>(rows) * columns * sizeof(T), purpose_);
-    return {static_cast<T*>(memory_.back().data()), rows, columns};
-  }
-
- private:
-  Purpose purpose_;
-  std::vector<DeviceMemory> memory_;
 };
 
 // Streams that exist, for check_work_queues (cuda.h), with those that libraries made.

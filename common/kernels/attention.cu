@@ -97,45 +97,44 @@ struct Sequence {
 }  // namespace
 
 template <class Result>
-void naive_forward(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Scores scores,
-                   Matrix<Result> out, AccumTensor lse) {
+void naive_forward(const Blas& blas, const AttentionBlock& block, const AttentionTensorsOf<Result>& t) {
   for (int b = 0; b < block.batch; ++b) {
     const Sequence s{blas, block, b};
-    real* const probabilities = s.probabilities(scores);
-    s.compute(q, k, probabilities, false, lse);
+    real* const probabilities = s.probabilities(t.scores);
+    s.compute(t.q, t.k, probabilities, false, t.lse);
     for (int i = 0; i < s.group; ++i)
       batched_product(blas, Transpose::no, Transpose::no, block.queries, s.size, block.keys, 1,
-                      s.scores(probabilities, i), s.keys(v), 0, s.queries(out, i), s.kv_heads,
+                      s.scores(probabilities, i), s.keys(t.v), 0, s.queries(t.out, i), s.kv_heads,
                       "gemm_attention_out");
   }
 }
 
 template <class Result>
-void naive_backward(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, Tensor v,
-                    Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots, Tensor d_scores, bool add,
-                    Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v) {
+void naive_backward(const Blas& blas, const AttentionBlock& block, const AttentionTensors& t,
+                    const AttentionGradientsOf<Result>& g, bool add) {
   const int queries = block.queries, keys = block.keys;
+  real* const d_scores = g.memory.d_scores.data;
   for (int b = 0; b < block.batch; ++b) {
     const Sequence s{blas, block, b};
-    real* const probabilities = s.probabilities(scores);
-    if (!scores.kept) s.compute(q, k, probabilities, true, lse);
+    real* const probabilities = s.probabilities(t.scores);
+    if (!t.scores.kept) s.compute(t.q, t.k, probabilities, true, t.lse);
     for (int i = 0; i < s.group; ++i) {  // the heads of a group add up in d_k and d_v
-      const BatchedMatrix d_out_of_head = s.queries(d_out, i);
+      const BatchedMatrix d_out_of_head = s.queries(g.d_out, i);
       batched_product(blas, Transpose::yes, Transpose::no, keys, s.size, queries, 1,
-                      s.scores(probabilities, i), d_out_of_head, add || i > 0, s.keys(d_v), s.kv_heads,
+                      s.scores(probabilities, i), d_out_of_head, add || i > 0, s.keys(g.d_v), s.kv_heads,
                       "gemm_attention_d_v");
-      batched_product(blas, Transpose::no, Transpose::yes, queries, keys, s.size, 1, d_out_of_head, s.keys(v),
-                      0, s.scores(d_scores.data, i), s.kv_heads, "gemm_attention_d_scores");
+      batched_product(blas, Transpose::no, Transpose::yes, queries, keys, s.size, 1, d_out_of_head,
+                      s.keys(t.v), 0, s.scores(d_scores, i), s.kv_heads, "gemm_attention_d_scores");
     }
     launch(softmax_backward_kernel, dim3(s.heads * queries),
            moves(3 * real_bytes * s.heads * s.scores_of_head), blas.stream(), probabilities,
-           dots.data + s.first_row() * s.heads, queries, keys, s.heads, d_scores.data);
+           g.d_out_dot_out.data + s.first_row() * s.heads, queries, keys, s.heads, d_scores);
     for (int i = 0; i < s.group; ++i) {
-      const BatchedMatrix d_scores_of_head = s.scores(d_scores.data, i);
+      const BatchedMatrix d_scores_of_head = s.scores(d_scores, i);
       batched_product(blas, Transpose::no, Transpose::no, queries, s.size, keys, s.scale, d_scores_of_head,
-                      s.keys(k), add, s.queries(d_q, i), s.kv_heads, "gemm_attention_d_q");
+                      s.keys(t.k), add, s.queries(g.d_q, i), s.kv_heads, "gemm_attention_d_q");
       batched_product(blas, Transpose::yes, Transpose::no, keys, s.size, queries, s.scale, d_scores_of_head,
-                      s.queries(q, i), add || i > 0, s.keys(d_k), s.kv_heads, "gemm_attention_d_k");
+                      s.queries(t.q, i), add || i > 0, s.keys(g.d_k), s.kv_heads, "gemm_attention_d_k");
     }
   }
 }

@@ -13,7 +13,7 @@
 #include <tuple>
 
 #include "device/tensor.h"
-#include "kernels/config.h"
+#include "kernels/attention_kind.h"
 #include "kernels/matmul.h"
 #include "kernels/rotary.h"
 
@@ -32,7 +32,7 @@ struct AttentionShape {
 // the keys at least. The matrices passed with it begin at the block's first row of the first sequence.
 struct AttentionBlock {
   int batch;          // sequences
-  int queries, keys;  // in each sequence; neither is zero
+  int queries, keys;  // each sequence has so many; neither is zero
   int stride;         // rows in memory from one sequence to the next, of queries and of keys
   HeadShape head;
   bool diagonal;  // true: query i sees the keys j <= i; false: it sees every key
@@ -61,12 +61,31 @@ BackwardMemory backward_memory(Attention kind, DeviceArena& arena, AttentionShap
 // Bytes of what it allocates for tensor cores; 0 of other kinds.
 size_t tensor_core_bytes(Attention kind, AttentionShape shape, bool sums_in_results = false);
 
-// out = attention(q, k, v) over this block's keys alone, and lse its log-sum-exp. Result: `real` or `accum`.
+// What attention works on. Result: `real`, or `accum` where results of several blocks are summed up.
+template <class Result>
+struct AttentionTensorsOf {
+  Tensor q, k, v;      // [rows, heads*head_size]; k, v [rows, kv_heads*head_size]; q, k after rotary_forward
+  Matrix<Result> out;  // as q
+  AccumTensor lse;     // [rows, heads]: log-sum-exp of each row's scores
+  Scores scores;
+};
+using AttentionTensors = AttentionTensorsOf<real>;
+
+// Buffers for attention's backward.
+template <class Result>
+struct AttentionGradientsOf {
+  Tensor d_out;               // [rows, heads*head_size]
+  Matrix<Result> d_q;         // as q
+  Matrix<Result> d_k, d_v;    // as k, v
+  BackwardMemory memory;      // see backward_memory
+  AccumTensor d_out_dot_out;  // [rows, heads]: see attention_dots
+};
+using AttentionGradients = AttentionGradientsOf<real>;
+
+// t.out = attention(q, k, v) over this block's keys alone, and t.lse its log-sum-exp.
 template <class Result>
 void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& block,
-                       Tensor q /*[rows, heads*head_size]*/, Tensor k /*[rows, kv_heads*head_size]*/,
-                       Tensor v /*as k*/, Scores scores, Matrix<Result> out /*as q*/,
-                       AccumTensor lse /*[rows, heads]*/);
+                       const AttentionTensorsOf<Result>& t);
 
 // dots = D = rowsum(d_out * out) of each head, for backward. `out` is the result over all keys.
 void attention_dots(Tensor out /*[rows, heads*head_size]*/, Tensor d_out, AccumTensor dots /*[rows, heads]*/,
@@ -75,20 +94,17 @@ void attention_dots(Tensor out /*[rows, heads*head_size]*/, Tensor d_out, AccumT
 // Computes this block's part of d_q, d_k and d_v, and adds it to them (`add`) or assigns it. lse and D are
 // those of all keys, P = exp(score - lse) the probabilities (FlashAttention-2; Dao, 2023, section 3.1):
 //   dV = P^T dO,   dS = P * (dO V^T - D),   dQ = dS K,   dK = dS^T Q
+// It does not read t.out, which D stands for.
 template <class Result>
-void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
-                        Tensor v, Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots,
-                        const BackwardMemory& memory, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
-                        Matrix<Result> d_v);
+void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& block,
+                        const AttentionTensors& t, const AttentionGradientsOf<Result>& g, bool add);
 
-// The naive kind of both. Arguments are as above.
+// The naive kind of both.
 template <class Result>
-void naive_forward(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Scores scores,
-                   Matrix<Result> out, AccumTensor lse);
+void naive_forward(const Blas& blas, const AttentionBlock& block, const AttentionTensorsOf<Result>& t);
 template <class Result>
-void naive_backward(const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k, Tensor v,
-                    Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots, Tensor d_scores, bool add,
-                    Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v);
+void naive_backward(const Blas& blas, const AttentionBlock& block, const AttentionTensors& t,
+                    const AttentionGradientsOf<Result>& g, bool add);
 
 // Throws UsageError unless the build has 16 bits and the GPU compute capability 8.0, or the run is dry.
 void require_tensor_cores();

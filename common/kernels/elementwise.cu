@@ -40,17 +40,6 @@ void accumulate(AccumTensor term, Gradient gradient, cudaStream_t stream) {
   CUDA_CHECK(cudaMemcpyAsync(sum.data, term.data, sum.bytes(), cudaMemcpyDeviceToDevice, stream));
 }
 
-template <int width>
-__global__ void round_to_real_kernel(In<accum> x, Out<real> out /*both [size]*/, size_t size) {
-  for (size_t i : grid_range(size, width)) store(out + i, load<width>(x + i));
-}
-
-void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream) {
-  const int width = width_for(size, x, out);
-  launch(width == 1 ? round_to_real_kernel<1> : round_to_real_kernel<pack_width>, elementwise_grid(size),
-         moves((accum_bytes + real_bytes) * size), stream, x, out, size);
-}
-
 // Number `index` of a sequence of normal numbers: each Philox block gives four, by two Box-Muller transforms.
 // Not inlined, because a vectorised loop may round its last elements differently, and a slice of a matrix
 // must have the bits of the whole.

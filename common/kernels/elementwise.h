@@ -10,7 +10,6 @@ void residual_add(Tensor x, Tensor branch, Tensor out /*all [rows, d]*/,
                   cudaStream_t stream);                                            // out = x + branch
 void accumulate(const accum* term, accum* sum, size_t size, cudaStream_t stream);  // sum += term
 void accumulate(AccumTensor term, Gradient gradient, cudaStream_t stream);         // gradient (+)= term
-void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream);   // out = x
 
 // A local matrix of `columns` columns is the slice of a global one that begins at (first_row, first_column).
 struct GlobalSlice {

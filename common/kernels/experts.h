@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "device/tensor.h"
-#include "kernels/optimizer.h"
+#include "kernels/optimizer_step.h"
 
 namespace pentatron {
 

@@ -59,7 +59,7 @@ void grouped_product(const Blas& blas, std::vector<Product<C>> group, Addresses 
   std::erase_if(group, [](const Product<C>& product) { return product.c.rows == 0; });
 #if CUBLAS_VERSION >= 120500
   const auto n = static_cast<int>(group.size());
-  if (!(has_fp8_products && blas.of_layers()) && sizeof(C) == sizeof(real) && n > 1) {
+  if (blas.has_batches() && sizeof(C) == sizeof(real) && n > 1) {
     std::vector<Cost> costs;
     std::vector<int> rows, columns, sums, leading_a, leading_b;
     std::vector<accum> betas;

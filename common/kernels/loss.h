@@ -9,8 +9,8 @@ namespace pentatron {
 
 // Loss scaling (Micikevicius et al., "Mixed Precision Training", 2017, section 3.2). In fp16 the gradient of
 // the loss is multiplied by `factor`, so that small gradients do not become 0. It is halved after a step
-// whose gradients overflowed, and doubled after a number of good ones. On the device, so that the host need
-// not wait; the same on all ranks. Without it, kernels take a null pointer.
+// whose gradients overflowed, and doubled after a number of good ones. It is on the device, so that the host
+// need not wait, and the same on all ranks. Without it, kernels take a null pointer.
 struct LossScale {
   accum factor;
   accum good_steps;  // since it changed

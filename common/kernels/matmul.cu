@@ -9,14 +9,15 @@ void check_cublas(cublasStatus_t status, const char* call, const char* file, int
 Blas::Blas(cudaStream_t stream) : stream_(stream) {
   CUBLAS_CHECK(cublasCreate(&handle_));
   CUBLAS_CHECK(cublasSetStream(handle_, stream));
-  if (blas_workspace > 0) CUBLAS_CHECK(cublasSetWorkspace(handle_, workspace_.data(), blas_workspace));
+  if (blas_workspace > 0) CUBLAS_CHECK(cublasSetWorkspace(handle_, workspace_, blas_workspace));
   // Parts of a long sum are added in `accum`, too.
   CUBLAS_CHECK(cublasSetMathMode(handle_, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION));
 }
 
 Blas::~Blas() { cublasDestroy(handle_); }
 
-void Blas::product(const Operand& a, const Operand& b, accum beta, Result c, const char* name, bool) const {
+void Blas::product(const Operand& a, const Operand& b, accum beta, ProductResult c, const char* name,
+                   bool) const {
   if (c.rows == 0) return;
   trace::Operation operation(
       stream_, name,
@@ -25,7 +26,7 @@ void Blas::product(const Operand& a, const Operand& b, accum beta, Result c, con
 }
 
 // Column-major, it is c^T = b a^T + beta c^T.
-void Blas::gemm(const Operand& a, const Operand& b, accum beta, Result c) const {
+void Blas::gemm(const Operand& a, const Operand& b, accum beta, ProductResult c) const {
   const accum alpha = 1;
   CUBLAS_CHECK(cublasGemmEx(
       handle_, b.transposed() ? CUBLAS_OP_N : CUBLAS_OP_T, a.transposed() ? CUBLAS_OP_T : CUBLAS_OP_N,

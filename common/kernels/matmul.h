@@ -27,9 +27,10 @@ struct Operand {
 };
 
 // The result of a product, in `real` or in `accum`.
-struct Result {
+struct ProductResult {
   template <class C>
-  Result(Matrix<C> c) : data(c.data), rows(c.rows), columns(c.columns), type(data_type<C>), size(sizeof(C)) {}
+  ProductResult(Matrix<C> c)
+      : data(c.data), rows(c.rows), columns(c.columns), type(data_type<C>), size(sizeof(C)) {}
   void* data;
   int64_t rows, columns;
   cudaDataType_t type;
@@ -56,22 +57,25 @@ class Blas {
   operator cublasHandle_t() const { return handle_; }
   cudaStream_t stream() const { return stream_; }
 
-  std::byte* workspace() const { return workspace_.data(); }  // [blas_workspace]
+  std::byte* workspace() const { return workspace_; }  // [blas_workspace]
 
   // Row-major c = a b^T + beta c. `name` labels it in traces. same_b: b is that of the product before.
-  virtual void product(const Operand& a, const Operand& b, accum beta, Result c, const char* name,
+  virtual void product(const Operand& a, const Operand& b, accum beta, ProductResult c, const char* name,
                        bool same_b = false) const;
   // Whether it is for the products of layers, which are counted apart and may be in fp8 (layer_products).
   virtual bool of_layers() const { return false; }
+  // Whether one launch can make several of its products.
+  virtual bool has_batches() const { return true; }
 
  protected:
   // The same by cuBLAS alone: no trace.
-  void gemm(const Operand& a, const Operand& b, accum beta, Result c) const;
+  void gemm(const Operand& a, const Operand& b, accum beta, ProductResult c) const;
 
  private:
   cublasHandle_t handle_ = nullptr;
   cudaStream_t stream_;
-  DeviceArray<std::byte> workspace_{blas_workspace, Purpose::activations};
+  DeviceArena memory_{Purpose::activations};
+  std::byte* workspace_ = memory_.matrix<std::byte>(1, blas_workspace).data;
 };
 
 // The handle for the products of layers (tensor_cores/fp8.h). widths: the columns of a rank's matrices, each
@@ -82,9 +86,7 @@ struct Width {
 };
 std::unique_ptr<Blas> layer_products(cudaStream_t stream, int64_t d, const std::vector<Width>& widths,
                                      const std::vector<Tensor>& outputs);
-// Elements of the largest operand of its products x [rows, in], W [out, in], y [rows, out]; and the bytes of
-// its memory, which it needs in fp8 alone.
-int64_t largest_operand(int64_t rows, int64_t in, int64_t out);
+// Bytes that its products x [rows, in], W [out, in], y [rows, out] take, which is none but in fp8.
 size_t layer_products_bytes(int64_t rows, int64_t in, int64_t out);
 
 // y = x W^T. In all three there may be no rows.

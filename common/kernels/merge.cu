@@ -38,4 +38,15 @@ void attention_merge(const AttentionBlock& block, AccumTensor block_out, AccumTe
          lse.data);
 }
 
+template <int width>
+__global__ void round_to_real_kernel(In<accum> x, Out<real> out /*both [size]*/, size_t size) {
+  for (size_t i : grid_range(size, width)) store(out + i, load<width>(x + i));
+}
+
+void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream) {
+  const int width = width_for(size, x, out);
+  launch(width == 1 ? round_to_real_kernel<1> : round_to_real_kernel<pack_width>, elementwise_grid(size),
+         moves((accum_bytes + real_bytes) * size), stream, x, out, size);
+}
+
 }  // namespace pentatron

@@ -10,4 +10,7 @@ void attention_merge(const AttentionBlock& block, AccumTensor block_out /*[rows,
                      AccumTensor block_lse /*[rows, heads]*/, AccumTensor out, AccumTensor lse,
                      cudaStream_t stream);
 
+// out = x: the sums of all blocks become activations.
+void round_to_real(const accum* x, real* out, size_t size, cudaStream_t stream);
+
 }  // namespace pentatron

@@ -14,19 +14,19 @@ __global__ void rmsnorm_forward_kernel(const real* before /*[rows, d]*/,
   const size_t row = blockIdx.x, start = row * d;
   accum sum = 0;
   for (int j : block_range(d, width)) {
-    Pack<width> stream = load<width>(before + start + j);
+    Pack<width> value = load<width>(before + start + j);
     if (branch) {
       const Pack<width> added = load<width>(branch + start + j);
-      for (int e = 0; e < width; ++e) stream[e] = accum(real(stream[e] + added[e]));  // what others will read
-      store(x + start + j, stream);
+      for (int e = 0; e < width; ++e) value[e] = accum(real(value[e] + added[e]));  // what others will read
+      store(x + start + j, value);
     }
-    for (int e = 0; e < width; ++e) sum += stream[e] * stream[e];
+    for (int e = 0; e < width; ++e) sum += value[e] * value[e];
   }
   const accum scale = 1 / sqrt(block_sum(sum) / d + epsilon);
   for (int j : block_range(d, width)) {  // a thread reads the elements that it has written
-    const Pack<width> stream = load<width>(x + start + j), weights = load<width>(weight + j);
+    const Pack<width> value = load<width>(x + start + j), weights = load<width>(weight + j);
     Pack<width> normed;
-    for (int e = 0; e < width; ++e) normed[e] = stream[e] * scale * weights[e];
+    for (int e = 0; e < width; ++e) normed[e] = value[e] * scale * weights[e];
     store(out + start + j, normed);
   }
   if (is_first_thread()) rstd[row] = scale;

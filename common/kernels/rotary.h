@@ -8,7 +8,7 @@
 namespace pentatron {
 
 struct HeadShape {
-  int heads, kv_heads, head_size;  // of this rank
+  int heads, kv_heads, head_size;  // this rank's
   int qkv_columns() const { return (heads + 2 * kv_heads) * head_size; }
 };
 

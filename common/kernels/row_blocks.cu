@@ -3,7 +3,7 @@
 namespace pentatron {
 
 void linear_forward_blocks(const Blas& blas, RowBlocks x, Tensor weight, RowBlocks y) {
-  if (has_fp8_products && blas.of_layers()) {
+  if (!blas.has_batches()) {
     const auto block = [](const RowBlocks& all, int64_t i) {
       return Tensor{all.first.data + i * all.stride * all.first.columns, all.first.rows, all.first.columns};
     };

@@ -11,7 +11,7 @@ BatchBuffer::BatchBuffer(const TrainingConfig& config, const std::vector<int32_t
       sequence_length_(config.sequence_length),
       rows_(config.micro_batch_size * std::ssize(positions)),
       host_(2 * micro_batches * size()),
-      device_(micro_batches * size(), Purpose::activations) {}
+      device_(memory_.matrix<int32_t>(1, micro_batches * size())) {}
 
 void BatchBuffer::write(std::span<const int32_t> tokens, std::span<const int32_t> targets, int64_t i) {
   for (int64_t row = 0; row < rows_; ++row) {
@@ -28,9 +28,9 @@ void BatchBuffer::write(std::span<const int32_t> tokens, std::span<const int32_t
 
 Batch BatchBuffer::upload(double target_tokens, int64_t micro_batches, bool last, cudaStream_t stream,
                           int64_t i) {
-  CUDA_CHECK(cudaMemcpyAsync(device_.data() + begin(i, 0), array(i, 0).data(), size() * sizeof(int32_t),
+  CUDA_CHECK(cudaMemcpyAsync(device_.data + begin(i, 0), array(i, 0).data(), size() * sizeof(int32_t),
                              cudaMemcpyHostToDevice, stream));
-  const auto on_device = [&](int array) { return device_.data() + begin(i, array); };
+  const auto on_device = [&](int array) { return device_.data + begin(i, array); };
   return {on_device(0),      on_device(1),        on_device(2), on_device(3),
           1 / target_tokens, 1.0 / micro_batches, last,         static_cast<int>(i)};
 }

@@ -19,7 +19,7 @@ struct Batch {
   double inverse_target_tokens;  // 1 / targets of the global batch that are not ignored
   double inverse_micro_batches;  // 1 / micro-batches of the global batch
   bool last;                     // true for the last micro-batch of the step on this rank
-  int number = 0;                // of the micro-batch in its step, from 0; labels traces
+  int number = 0;                // the micro-batch's in its step, from 0; it labels traces
 };
 
 // Holds micro-batches on the device, and twice in pinned memory: one step's copies wait, the next is written.
@@ -41,18 +41,19 @@ class BatchBuffer {
 
  private:
   static constexpr int arrays = 4;
-  int64_t size() const { return arrays * rows_; }  // of a micro-batch
+  int64_t size() const { return arrays * rows_; }  // numbers of a micro-batch
   int64_t begin(int64_t micro_batch, int array) const { return micro_batch * size() + array * rows_; }
   std::span<int32_t> array(int64_t micro_batch, int array) {
-    return {host_.data() + half_ * device_.size() + begin(micro_batch, array), static_cast<size_t>(rows_)};
+    return {host_.data() + half_ * device_.columns + begin(micro_batch, array), static_cast<size_t>(rows_)};
   }
 
   std::vector<int32_t> positions_;
   int sequence_length_;
   int64_t rows_;
-  int half_ = 0;                 // of host_: the one to write
-  PinnedArray<int32_t> host_;    // [2] of device_
-  DeviceArray<int32_t> device_;  // [micro-batches]: tokens, targets, positions, by_token [rows]
+  int half_ = 0;               // the half of host_ that is written next
+  PinnedArray<int32_t> host_;  // [2] of device_
+  DeviceArena memory_{Purpose::activations};
+  Matrix<int32_t> device_;  // [1, micro-batches of: tokens, targets, positions, by_token [rows]]
 };
 
 // Micro-batches of one step on each of `ranks` ranks. Throws UsageError if they do not divide evenly.

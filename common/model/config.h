@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/config.h"
+#include "kernels/attention_kind.h"
 
 namespace pentatron {
 
@@ -22,7 +22,7 @@ enum class Balance { loss, bias, none };
 
 // The sizes of a Llama decoder.
 struct ModelConfig {
-  std::string name;  // of the preset, such as tiny, or the folder that it was read from
+  std::string name;  // the preset's, such as tiny, or the folder that the model was read from
   int layers;
   int d_model;     // width of the residual stream
   int heads;       // query heads
@@ -34,13 +34,13 @@ struct ModelConfig {
   RopeScaling rope_scaling = {};
 
   // A mixture of experts (Shazeer et al., 2017; 07): the MLP is several, of which each token takes some.
-  int experts = 0;         // of a layer; 0: it has one MLP
+  int experts = 0;         // a layer has so many; 0: it has one MLP
   int top_k = 2;           // experts that each token is sent to
   int shared_experts = 0;  // further experts of a layer, which every token is sent to
   Balance balance = Balance::loss;
 
   bool tied_head = false;    // weights that are loaded have no head: it is their embedding
-  std::string remarks = {};  // what the config.json of another program has otherwise: lines
+  std::string remarks = {};  // lines: what the config.json of another program says that is not here
 
   int head_size() const { return d_model / heads; }
   bool has_balance_bias() const { return experts > 0 && balance == Balance::bias; }
@@ -83,7 +83,7 @@ struct TrainingConfig {
   double beta2 = 0.95;
   double weight_decay = 0.1;
   double grad_clip = 1.0;     // highest norm of the gradient; 0: not clipped
-  double loss_scale = 65536;  // in fp16: by what the gradients are multiplied at first
+  double loss_scale = 65536;  // in fp16 the gradients are multiplied by it at first
 
   Recompute recompute = Recompute::none;
   Attention attention = Attention::naive;

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
-#include <unordered_map>
 
 #include "device/errors.h"
 #include "kernels/philox.h"
@@ -59,25 +57,6 @@ TokenData::TokenData(const std::string& path, int vocab_size, int sequence_lengt
 void TokenData::refuse(int64_t i) const {
   require(false, "--data", path_, "token ids below --vocab-size (", vocab_size_, "); token ", i, " is ",
           at(i));
-}
-
-double TokenData::unigram_entropy() const {
-  constexpr int64_t block = 1 << 14, most_blocks = 64;
-  const int64_t blocks = std::min(most_blocks, (size_ + block - 1) / block);
-  std::unordered_map<uint32_t, int64_t> counts;
-  int64_t all = 0;
-  for (int64_t i = 0; i < blocks; ++i) {  // of a small file everything
-    const int64_t begin = blocks < most_blocks ? i * block : i * (size_ / blocks);
-    const int64_t end = std::min(begin + block, size_);
-    for (int64_t j = begin; j < end; ++j) ++counts[at(j)];
-    all += end - begin;
-  }
-  double entropy = 0;
-  for (const auto& [token, count] : counts) {
-    const double frequency = static_cast<double>(count) / static_cast<double>(all);
-    entropy -= frequency * std::log(frequency);
-  }
-  return entropy;
 }
 
 void fill_sequences(const TokenData& data, uint64_t seed, int64_t step, int64_t first_sequence,

@@ -30,16 +30,14 @@ class TokenData {
     return static_cast<int32_t>(token);
   }
 
-  // Entropy of the token frequencies, in nats per token; of a large file, of a million tokens from all over
-  // it. A model that knows only how frequent each token is reaches this loss, so training must get below it.
-  double unigram_entropy() const;
-
- private:
+  // Token i as the file has it.
   uint32_t at(int64_t i) const {
     return bytes_per_token_ == 1   ? static_cast<const uint8_t*>(tokens_)[i]
            : bytes_per_token_ == 2 ? static_cast<const uint16_t*>(tokens_)[i]
                                    : static_cast<const uint32_t*>(tokens_)[i];
   }
+
+ private:
   void refuse(int64_t i) const;
 
   std::string path_;

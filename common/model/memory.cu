@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "kernels/attention.h"
+#include "kernels/optimizer_step.h"
 #include "model/batch.h"
 #include "model/memory.h"
 
@@ -73,7 +74,7 @@ size_t RankShare::gradients_of_layer() const {
   return rows * (q + 2 * kv) * sizeof(real) + 2 * d * sizeof(accum) + mlp().gradients;
 }
 
-// What a layer keeps beside its input: normed twice, stream between, q, k, v, out, statistics, scores; MLP.
+// What a layer keeps beside its input: normed twice, x between, q, k, v, out, statistics, scores; MLP.
 static size_t kept_in_layer(const RankShare& s) {
   const auto& [d, q, kv, f, vocabulary, heads] = s.columns;
   const int64_t numbers = s.outside * 3 * d + s.rows * (2 * q + 2 * kv);
@@ -111,7 +112,7 @@ static size_t activations(const RankShare& s) {
 MemoryPrediction predict_memory(RankShare s) {
   if (!s.attention) s.attention = attention_memory(s.config, s.columns);
   MemoryBytes bytes = parameter_memory(s.config, s.unit_sizes());
-  bytes[Purpose::optimizer] += (norm_parts + 2) * sizeof(double);         // of the norm, and StepTotals
+  bytes[Purpose::optimizer] += (norm_parts + 2) * sizeof(double);         // the norm's parts; StepTotals
   bytes[Purpose::optimizer] += (has_loss_scale ? 6 : 3) * sizeof(accum);  // StepFactors, LossScale
   bytes[Purpose::activations] += activations(s);
   bytes[Purpose::activations] += s.micro_batches * 4 * s.rows * sizeof(int32_t);  // tokens

@@ -43,14 +43,14 @@ struct RankShare {
   RankShare(const TrainingConfig& training);  // all, on one device
 
   TrainingConfig config;
-  int micro_batches;      // of a step, on this rank
+  int micro_batches;      // this rank's in a step
   int replicas = 1;       // ranks with the same parameters (parameters.h)
   int64_t rows, outside;  // tokens of a micro-batch: inside the tensor regions, and outside of them
   Columns columns;
   std::vector<ModelPart> parts;
   std::optional<AttentionMemory> attention;       // empty: attention_memory
   std::optional<FeedForwardMemory> feed_forward;  // empty: of a dense MLP
-  MemoryBytes added = {};                         // what techniques allocate themselves
+  MemoryBytes added = {};                         // bytes that techniques allocate themselves
 
   FeedForwardMemory mlp() const;
   size_t gradients_of_layer() const;       // bytes of LayerGradients (transformer.h)

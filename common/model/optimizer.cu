@@ -23,14 +23,14 @@ Optimizer::Optimizer(const TrainingConfig& config, Parameters& parameters, cudaS
     : config_(config),
       parameters_(parameters),
       stream_(stream),
-      parts_(norm_parts, Purpose::optimizer),
-      factors_(1, Purpose::optimizer),
-      loss_scale_(has_loss_scale ? 1 : 0, Purpose::optimizer) {
+      parts_(memory_.matrix<double>(1, norm_parts).data),
+      factors_(memory_.matrix<StepFactors>(1, 1).data) {
   if (!has_loss_scale && config.loss_scale != TrainingConfig{}.loss_scale)
     throw UsageError("--loss-scale", "given", "a program built with PRECISION=fp16");
   if (has_loss_scale) {
+    loss_scale_ = memory_.matrix<LossScale>(1, 1).data;
     set_loss_scale({static_cast<accum>(config.loss_scale), 0, 0});
-    parameters_.set_loss_scale(loss_scale_.data());
+    parameters_.set_loss_scale(loss_scale_);
   }
   for (const Shard& shard : parameters_.shards()) {
     const int64_t size = shard.size();
@@ -53,7 +53,7 @@ Optimizer::Optimizer(const TrainingConfig& config, Parameters& parameters, cudaS
 void Optimizer::set_loss_scale(LossScale scale) {
   const PinnedArray<LossScale> host(1);
   host[0] = scale;
-  CUDA_CHECK(cudaMemcpyAsync(loss_scale_.data(), host.data(), sizeof scale, cudaMemcpyHostToDevice, stream_));
+  CUDA_CHECK(cudaMemcpyAsync(loss_scale_, host.data(), sizeof scale, cudaMemcpyHostToDevice, stream_));
   CUDA_CHECK(cudaStreamSynchronize(stream_));
 }
 
@@ -78,8 +78,7 @@ void Optimizer::add_norm_squared(double* norm_squared) {
     // One call sums adjacent ranges: the bits do not depend on how a unit is divided into parameters.
     size_t begin = 0, end = 0;
     const auto add_sum = [&] {
-      if (end > begin)
-        sum_of_squares(shard.gradients + begin, end - begin, parts_.data(), norm_squared, stream_);
+      if (end > begin) sum_of_squares(shard.gradients + begin, end - begin, parts_, norm_squared, stream_);
     };
     for (const ParameterRange& range : parameters_.counted_ranges(shard)) {
       if (range.parameter->own_step) continue;
@@ -95,8 +94,7 @@ void Optimizer::add_norm_squared(double* norm_squared) {
 
 void Optimizer::step(int64_t step, double* norm_squared) {
   AdamW adamw = {learning_rate(config_, step), config_.beta1, config_.beta2, 0};
-  const StepFactors* const factors = factors_.data();
-  step_factors(norm_squared, config_.grad_clip, adamw, step + 1, loss_scale(), factors_.data(), stream_);
+  step_factors(norm_squared, config_.grad_clip, adamw, step + 1, loss_scale_, factors_, stream_);
   const std::vector<Shard> shards = parameters_.shards();
   for (size_t i = 0; i < shards.size(); ++i) {
     const Shard& shard = shards[i];
@@ -108,13 +106,13 @@ void Optimizer::step(int64_t step, double* norm_squared) {
       const size_t at = range.begin_in_shard;
       adamw.weight_decay = p.decays ? config_.weight_decay : 0;
       if (p.own_step) {
-        p.own_step(shard.weights + at, master + at, shard.gradients + at, factors, range.size, stream_);
+        p.own_step(shard.weights + at, master + at, shard.gradients + at, factors_, range.size, stream_);
       } else if (config_.optimizer == OptimizerKind::adamw) {
         adamw_step(adamw, shard.weights + at, master + at, shard.gradients + at, state.moment1.data + at,
-                   state.moment2.data + at, factors, range.size, stream_);
+                   state.moment2.data + at, factors_, range.size, stream_);
       } else {
-        sgd_step(adamw.lr, adamw.weight_decay, shard.weights + at, master + at, shard.gradients + at, factors,
-                 range.size, stream_);
+        sgd_step(adamw.lr, adamw.weight_decay, shard.weights + at, master + at, shard.gradients + at,
+                 factors_, range.size, stream_);
       }
     }
   }

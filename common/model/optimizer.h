@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/optimizer.h"
+#include "kernels/optimizer_step.h"
 #include "model/config.h"
 #include "model/parameters.h"
 
@@ -28,8 +28,8 @@ class Optimizer {
   // which the gradients are clipped; the loss scale is taken out of it. step: from 0.
   void step(int64_t step, double* norm_squared);
 
-  LossScale* loss_scale() const { return loss_scale_.data(); }  // on the device; null without one
-  void set_loss_scale(LossScale scale);                         // waits
+  LossScale* loss_scale() const { return loss_scale_; }  // on the device; null without one
+  void set_loss_scale(LossScale scale);                  // waits
 
   // What a checkpoint has to keep of each shard, [1, size of the shard] each, and under which names.
   std::vector<AccumTensor> states(size_t shard) const;
@@ -43,10 +43,10 @@ class Optimizer {
   Parameters& parameters_;
   cudaStream_t stream_;
   DeviceArena memory_{Purpose::optimizer};
-  std::vector<State> states_;          // [shards]
-  DeviceArray<double> parts_;          // [norm_parts]
-  DeviceArray<StepFactors> factors_;   // [1]
-  DeviceArray<LossScale> loss_scale_;  // [1], or nothing
+  std::vector<State> states_;        // [shards]
+  double* parts_;                    // [norm_parts]
+  StepFactors* factors_;             // [1]
+  LossScale* loss_scale_ = nullptr;  // [1], or nothing
 };
 
 }  // namespace pentatron

@@ -20,27 +20,29 @@
 
 namespace pentatron {
 
+// ---- One parameter ----------------------------------------------------------------------------------------
+
 // How the tensor ranks split a parameter (used from 04 on). Megatron's column-parallel linear layer is split
-// by output, its row-parallel one by input, embedding and head by vocabulary. All tensor ranks hold the rest
-// whole. held_outside: used outside the tensor regions (norms); its gradient is partial only if the ranks
-// split the rows there. held_inside: used inside them; its gradient is always partial.
-enum class TensorSplit { by_output, by_input, by_vocabulary, held_outside, held_inside };
-constexpr bool held_by_all(TensorSplit split) {
-  return split == TensorSplit::held_outside || split == TensorSplit::held_inside;
+// by output, its row-parallel one by input, embedding and head by vocabulary. The rest is replicated: all
+// tensor ranks hold it whole. Outside the tensor regions (norms) the gradient is partial only if the ranks
+// split the rows there; inside them it is always partial.
+enum class TensorSplit { by_output, by_input, by_vocabulary, replicated_outside, replicated_inside };
+constexpr bool is_replicated(TensorSplit split) {
+  return split == TensorSplit::replicated_outside || split == TensorSplit::replicated_inside;
 }
 
-struct StepFactors;  // kernels/optimizer.h
+struct StepFactors;  // kernels/optimizer_step.h
 
 // A step of some elements of a parameter, with the arguments of sgd_step there.
 using OwnStep = std::function<void(real* weights, accum* master, const accum* gradients,
                                    const StepFactors* factors, size_t size, cudaStream_t stream)>;
 
 struct Declaration {
-  std::string name;       // as in Hugging Face's Llama
+  std::string name;       // the name in Hugging Face's Llama
   int unit;               // 0: embedding, 1 + i: layer i, 1 + layers: head
   int64_t rows, columns;  // global shape: [output features, input features], or [1, features] for a norm
   TensorSplit tensor_split;
-  double standard_deviation = 0.0;  // of the initial values; 0: every initial value is 1
+  double standard_deviation = 0.0;  // the initial values have it; 0: they are all 1
   bool decays = true;               // weight decay applies
   int group = 0;
   bool held = true;  // false: only other ranks hold it
@@ -51,10 +53,29 @@ struct Declaration {
 
 struct Parameter : Declaration {
   int64_t first_row, first_column;    // where the slice begins in the global matrix
-  int64_t local_rows, local_columns;  // its shape; 0 rows where it is not held
-  size_t offset;                      // of the slice in the unit's flat array, in elements
+  int64_t local_rows, local_columns;  // the slice's shape; 0 rows where it is not held
+  size_t offset;                      // the slice begins here in the unit's flat array, in elements
   size_t local_size() const { return static_cast<size_t>(local_rows) * local_columns; }
 };
+
+// ---- From 02 on: who holds what. One device holds all
+// ------------------------------------------------------
+
+// Replicas are ranks that hold the same parameters and compute on different tokens. The sum of their
+// gradients is the gradient. This is number `rank` of `ranks` replicas, which may own a shard each. More
+// replicas form more such groups, of which this is number `shard_group`.
+struct Replicas {
+  int rank = 0, ranks = 1, shard_group = 0;
+};
+
+// How the parameters are split over ranks, and which rank this is. The default is one device.
+struct ParameterLayout {
+  int tensor_rank = 0, tensor_ranks = 1;
+  std::vector<Replicas> groups = {{}};  // [groups]
+  std::vector<int> units = {};          // units on this rank, ascending; empty: all
+};
+
+// ---- Where parameters lie: units and their shards ---------------------------------------------------------
 
 // Elements [begin, end) of a unit's flat arrays, which this rank's optimizer updates.
 struct Shard {
@@ -71,21 +92,6 @@ struct ParameterRange {
   size_t begin_in_parameter, begin_in_shard, size;
 };
 
-// Equal runs of consecutive elements of a global matrix: `count` of `length`, one every `stride` elements.
-struct GlobalRuns {
-  int64_t first, length, count, stride;
-};
-// Where the elements of a range lie in the global matrix of its parameter, in the order of the range: whole
-// rows of the local slice, and before and after them a part of one.
-std::vector<GlobalRuns> global_runs(const ParameterRange& range);
-
-// Replicas are ranks that hold the same parameters and compute on different tokens. The sum of their
-// gradients is the gradient. `rank` is this rank's place among `ranks` replicas, which may own a shard each.
-// More replicas form more such groups, of which this is number `shard_group`.
-struct Replicas {
-  int rank = 0, ranks = 1, shard_group = 0;
-};
-
 class ParameterGroup {
  public:
   ParameterGroup(int number, Replicas replicas) : number_(number), replicas_(replicas) {}
@@ -97,7 +103,7 @@ class ParameterGroup {
   // which begin at multiples of 16 bytes. No product reads the padding, and no norm counts it.
   size_t size(int unit) const;
   size_t shard_size(int unit) const { return size(unit) / replicas_.ranks; }
-  size_t largest_size() const;  // of all units, in elements
+  size_t largest_size() const;  // elements of the largest unit
 
   // Pointers to a unit's flat arrays, null while it has no memory. A technique may change them at any
   // time, so do not keep copies.
@@ -141,12 +147,7 @@ class ParameterGroup {
   AccumTensor flat_gradients_;
 };
 
-// How the parameters are split over ranks, and this rank's place. The default is one device.
-struct ParameterLayout {
-  int tensor_rank = 0, tensor_ranks = 1;
-  std::vector<Replicas> groups = {{}};  // [groups]
-  std::vector<int> units = {};          // units on this rank, ascending; empty: all
-};
+// ---- All parameters ---------------------------------------------------------------------------------------
 
 class Parameters {
  public:

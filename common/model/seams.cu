@@ -32,14 +32,13 @@ std::pair<int64_t, int64_t> AttentionCore::score_shape(AttentionShape shape) con
 }
 
 void AttentionCore::forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) {
-  attention_forward(kind_, blas, whole_sequences(shape), t.q, t.k, t.v, t.scores, t.out, t.lse);
+  attention_forward(kind_, blas, whole_sequences(shape), t);
 }
 
 void AttentionCore::backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
                              const AttentionGradients& g) {
   if (t.out.data != nullptr) attention_dots(t.out, g.d_out, g.d_out_dot_out, blas.stream());
-  attention_backward(kind_, blas, whole_sequences(shape), t.q, t.k, t.v, t.scores, t.lse, g.d_out,
-                     g.d_out_dot_out, g.memory, false, g.d_q, g.d_k, g.d_v);
+  attention_backward(kind_, blas, whole_sequences(shape), t, g, false);
 }
 
 }  // namespace pentatron

@@ -43,8 +43,9 @@ class UnitHooks {
 
 // A tensor region is where tensor parallelism splits heads, columns or vocabulary. These calls are its
 // borders. "Outside": rows that a rank holds between regions, all or (sequence parallelism) a part.
-// A type beside a shape says what the tensor ranks have (04's note): I and R the same, where the gradient of
-// R is partial; P a summand each; V each its own part. "Outside" is I, under sequence parallelism V.
+// A type beside a shape says what each tensor rank has (04's note; one device has the matrix): I and R the
+// same, where the gradient of R is partial; P a summand; V its own part. "Outside" is I, under sequence
+// parallelism V.
 class TensorRegion {
  public:
   virtual ~TensorRegion() = default;
@@ -113,21 +114,6 @@ class WgradQueue {
   int open_unit_ = -1;  // the unit between before_gradients and after_gradients; -1: none
 };
 
-struct AttentionTensors {
-  Tensor q, k, v;   // [rows, heads*head_size]; k, v [rows, kv_heads*head_size]; q, k after rotary_forward
-  Tensor out;       // as q
-  AccumTensor lse;  // [rows, heads]: log-sum-exp of each row's scores
-  Scores scores;
-};
-
-// Buffers for attention's backward.
-struct AttentionGradients {
-  Tensor d_out;               // [rows, heads*head_size]
-  Tensor d_q, d_k, d_v;       // as q, k, v
-  BackwardMemory memory;      // see backward_memory
-  AccumTensor d_out_dot_out;  // [rows, heads]
-};
-
 // It may overwrite q, k, v and lse in forward, and d_out in backward: only its own backward reads them again.
 class AttentionCore {
  public:
@@ -152,7 +138,7 @@ struct FeedForwardTensors {
   Tensor gate_up, product;      // [rows, gate | up], the widest result; and their SwiGLU [rows, f]
   std::shared_ptr<void> other;  // an overriding FeedForward keeps its own type here
 };
-using FeedForwardGradients = FeedForwardTensors;  // of the same, in backward
+using FeedForwardGradients = FeedForwardTensors;  // backward has a gradient for each
 
 // What forward and backward of a layer's MLP are called with.
 struct FeedForwardCall {
@@ -168,7 +154,7 @@ struct FeedForwardCall {
 
 class FeedForward {
  public:
-  // `name`: of its parameters, between layer and matrix. `width`: hidden columns, over d_ff.
+  // The names of its parameters have `name` between layer and matrix. It has width * d_ff hidden columns.
   explicit FeedForward(std::string name = "mlp.", int width = 1) : name_(std::move(name)), width_(width) {}
   virtual ~FeedForward() = default;
   virtual void declare(Parameters& parameters, const ModelConfig& model, int layer);

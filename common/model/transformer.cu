@@ -9,7 +9,7 @@
 namespace pentatron {
 
 Tensor Transformer::forward(const Batch& batch, Activations& a) {
-  trace::here = {trace::here.step, batch.number};
+  trace::here = {trace::here.step, batch.number};  // labels operations in traces; before_weights adds a layer
   const LayerRange range = a.range;
   if (range.embedding) embedding_forward(batch, a.input());
   Residual x = {a.input(), {}};
@@ -57,25 +57,27 @@ Residual Transformer::layer_forward(int layer, const Batch& batch, Residual x, c
   return {a.middle, mlp};
 }
 
-// As x = before + branch(norm(before)), the stream's gradient is that of the branch's output. The gradient
-// that comes out of the branch is added to it.
+// As x = before + branch(norm(before)), the gradient of x is that of the branch's output, too. The gradient
+// that comes out of the branch is added to it. Attention and MLP leave the gradient of their input in
+// branch_.
 void Transformer::layer_backward(int layer, const Batch& batch, Activations& activations) {
   const TransformerParameters::Layer& id = ids_.layers[layer];
   const LayerActivations& a = activations.layers[layer - activations.range.first];
-  const LayerGradients& g = activations.gradients[layer - activations.range.first];
+  const LayerGradients& g = activations.layer_gradients[layer - activations.range.first];
   TensorRegion& region = *seams_.region;
   WgradQueue& queue = *activations.queue;
   const auto drain = [&queue] { queue.drain(); };
-  const Tensor d_stream = activations.gradient;
+  const Tensor d_residual = activations.d_residual;
 
-  const Tensor d_mlp = queue.keep(region.leave_backward(d_stream));
+  const Tensor d_mlp = queue.keep(region.leave_backward(d_residual));
   seams_.feed_forward->backward(feed_forward_call(layer, batch, a), d_mlp, g.feed_forward, queue);
-  norm_backward(id.norm2, region.enter_backward(branch_, drain), a.middle, a.rstd2, true, d_stream,
-                g.norms.row_range(1, 1), queue);
-  const Tensor d_attended = queue.keep(region.leave_backward(d_stream));
+  const Tensor d_normed2 = region.enter_backward(branch_, drain);
+  norm_backward(id.norm2, d_normed2, a.middle, a.rstd2, true, d_residual, g.norms.row_range(1, 1), queue);
+
+  const Tensor d_attended = queue.keep(region.leave_backward(d_residual));
   attention_backward(layer, batch, a, d_attended, g.qkv, queue);
-  norm_backward(id.norm1, region.enter_backward(branch_, drain), a.input, a.rstd1, true, d_stream,
-                g.norms.row_range(0, 1), queue);
+  const Tensor d_normed1 = region.enter_backward(branch_, drain);
+  norm_backward(id.norm1, d_normed1, a.input, a.rstd1, true, d_residual, g.norms.row_range(0, 1), queue);
 }
 
 Tensor Transformer::attention_forward(int layer, const Batch& batch, const LayerActivations& a) {
@@ -135,7 +137,7 @@ void FeedForward::backward(const FeedForwardCall& call, Tensor d_out, const Feed
 
 // ---- Embedding and head -----------------------------------------------------------------------------------
 
-// The region's sum lies in branch_, which the first layer writes again. So the stream gets a copy.
+// The region's sum lies in branch_, which the first layer writes again. So x gets a copy.
 void Transformer::embedding_forward(const Batch& batch, Tensor x) {
   before_weights(embedding_unit, Pass::forward);
   pentatron::embedding_forward(parameters_.weights(ids_.embedding), batch.tokens, first_token(ids_.embedding),
@@ -148,7 +150,7 @@ void Transformer::embedding_forward(const Batch& batch, Tensor x) {
 // Without before_weights, because backward of a lookup reads no weights.
 void Transformer::embedding_backward(const Batch& batch, Activations& a) {
   trace::here.layer = -1;
-  const Tensor d_rows = a.queue->keep(seams_.region->leave_backward(a.gradient));
+  const Tensor d_rows = a.queue->keep(seams_.region->leave_backward(a.d_residual));
   a.queue->push(embedding_unit, [this, d_rows, batch] {
     pentatron::embedding_backward(d_rows, batch.tokens, batch.by_token, first_token(ids_.embedding),
                                   parameters_.gradients(ids_.embedding), stream_);
@@ -179,7 +181,7 @@ void Transformer::head_backward(const Batch& batch, Activations& a) {
     linear_wgrad(blas_, d_logits, region.entered(normed), parameters_.gradients(ids_.head));
   });
   const Tensor d_normed = region.enter_backward(branch_, [&a] { a.queue->drain(); });
-  norm_backward(ids_.final_norm, d_normed, a.output, a.final_rstd, false, a.gradient, a.final_norm_gradient,
+  norm_backward(ids_.final_norm, d_normed, a.output, a.final_rstd, false, a.d_residual, a.final_norm_gradient,
                 *a.queue);
   after_weights(unit, Pass::backward);
   a.queue->close(unit, batch.last);

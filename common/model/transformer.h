@@ -40,10 +40,10 @@ struct LayerGradients {
 struct Activations {
   LayerRange range;
   std::unique_ptr<WgradQueue> queue;
-  std::vector<LayerActivations> layers;   // [layers of the range]
-  std::vector<LayerGradients> gradients;  // likewise
-  Tensor output;                          // [outside, d]: the residual stream after the range
-  Tensor gradient;                        // [outside, d]: before backward of `output`, after it of `input()`
+  std::vector<LayerActivations> layers;         // [layers of the range]
+  std::vector<LayerGradients> layer_gradients;  // likewise
+  Tensor output;                                // [outside, d]: the residual stream after the range
+  Tensor d_residual;  // [outside, d]: before backward of `output`, after it of `input()`
   // Only if the range has the head:
   AccumTensor final_rstd;           // [outside, 1]
   Tensor final_normed;              // [outside, d]
@@ -91,13 +91,13 @@ class Transformer {
   // has the head, also the loss. Returns activations.logits.
   Tensor forward(const Batch& batch, Activations& activations);
 
-  // Starts from the loss or, without head, from activations.gradient. Adds to the weight gradients, by
-  // activations.queue. Leaves the gradient of input() in activations.gradient.
+  // Starts from the loss or, without head, from activations.d_residual. Adds to the weight gradients,
+  // by activations.queue. Leaves the gradient of input() in activations.d_residual.
   void backward(const Batch& batch, Activations& activations);
 
  private:
   LayerActivations allocate_layer(DeviceArena& arena) const;
-  // Writes x to a.input, and returns the stream after the layer. When it recomputes, it stops once all is
+  // Writes x to a.input, and returns x after the layer. When it recomputes, it stops once all is
   // there that backward needs, and returns nothing.
   Residual layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
                          bool recomputing);
@@ -139,7 +139,7 @@ class Transformer {
   DeviceArena memory_{Purpose::activations};
   AccumTensor rotary_table_;  // [positions, head_size]
   Tensor branch_;             // [rows, d]: output of a region; in backward the gradient of its input
-  Scores shared_scores_;      // of one sequence, when scores are recomputed
+  Scores shared_scores_;      // one sequence's, when scores are recomputed
   AttentionGradients attention_gradients_;
   LayerGradients shared_gradients_;               // forward uses `qkv`, too, for the fused product
   AccumTensor norm_partials_;                     // [rmsnorm_bands, d]

@@ -5,7 +5,6 @@
 
 #include "kernels/norm.h"
 #include "kernels/rotary.h"
-#include "model/memory.h"
 #include "model/transformer.h"
 
 namespace pentatron {
@@ -27,7 +26,7 @@ TransformerParameters declare_transformer(const ModelConfig& model, FeedForward&
   const int d = model.d_model, q = model.heads * model.head_size(), kv = model.kv_heads * model.head_size();
   const double into = initial_deviation(d), out_of = initial_deviation(q) / std::sqrt(2.0 * model.layers);
   const auto norm = [&](const std::string& name, int unit) {
-    return parameters.declare({name, unit, 1, d, TensorSplit::held_outside, 0.0, false});
+    return parameters.declare({name, unit, 1, d, TensorSplit::replicated_outside, 0.0, false});
   };
   TransformerParameters ids;
   ids.embedding = parameters.declare(
@@ -148,10 +147,10 @@ std::unique_ptr<Activations> Transformer::make_activations(LayerRange range) con
   for (int layer = range.first; layer < range.last; ++layer) {
     a->layers.push_back(recomputed_ ? *recomputed_ : allocate_layer(a->memory));
     if (layer > range.first || range.embedding) a->layers.back().input = a->memory.matrix<real>(outside(), d);
-    a->gradients.push_back(shared_gradients_);
+    a->layer_gradients.push_back(shared_gradients_);
   }
   a->output = a->memory.matrix<real>(outside(), d);
-  a->gradient = a->memory.matrix<real>(outside(), d);
+  a->d_residual = a->memory.matrix<real>(outside(), d);
   if (range.head) {
     a->final_rstd = a->memory.matrix<accum>(outside(), 1);
     a->final_normed = a->memory.matrix<real>(outside(), d);

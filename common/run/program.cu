@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "checkpoint/preemption.h"
+#include "run/entropy.h"
 #include "run/program.h"
 
 namespace pentatron {
@@ -39,7 +40,7 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
               human_count(parameters).c_str());
   print_lines("model", m.remarks);
   std::printf("data        %s: %s tokens, unigram entropy %.3f nats a token\n", options.data.c_str(),
-              human_count(data.size()).c_str(), data.unigram_entropy());
+              human_count(data.size()).c_str(), unigram_entropy(data));
   std::printf("batch       %d sequences of %d tokens, %d at a time, %d steps\n", options.global_batch_size,
               options.sequence_length, options.micro_batch_size, options.steps);
   std::printf("optimizer   %s, lr %g after %d steps, attention %s, recompute %s\n\n",

@@ -13,7 +13,7 @@ void StepTotals::add_loss(AccumTensor micro_batch_loss) {
 
 void StepTotals::send(const LossScale* scale) {
   sent_ = 1 - sent_;
-  CUDA_CHECK(cudaMemcpyAsync(host_.data() + sent_ * size, device_.data(), size * sizeof(double),
+  CUDA_CHECK(cudaMemcpyAsync(host_.data() + sent_ * size, device_, size * sizeof(double),
                              cudaMemcpyDeviceToHost, stream_));
   if (scale != nullptr) {
     CUDA_CHECK(cudaMemcpyAsync(host_scale_.data() + sent_, scale, sizeof(LossScale), cudaMemcpyDeviceToHost,

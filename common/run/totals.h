@@ -14,15 +14,14 @@ namespace pentatron {
 
 class StepTotals {
  public:
-  explicit StepTotals(cudaStream_t stream)
-      : stream_(stream), device_(size, Purpose::optimizer), host_(2 * size), host_scale_(2) {}
+  explicit StepTotals(cudaStream_t stream) : stream_(stream), host_(2 * size), host_scale_(2) {}
 
-  void reset() { CUDA_CHECK(cudaMemsetAsync(device_.data(), 0, size * sizeof(double), stream_)); }
+  void reset() { CUDA_CHECK(cudaMemsetAsync(device_, 0, size * sizeof(double), stream_)); }
   void add_loss(AccumTensor micro_batch_loss /*[1, 1]*/);
 
   static constexpr int size = 2;
-  double* data() const { return device_.data(); }  // on the device: [loss, squared gradient norm]
-  double* norm_squared() const { return device_.data() + 1; }
+  double* data() const { return device_; }  // on the device: [loss, squared gradient norm]
+  double* norm_squared() const { return device_ + 1; }
 
   // Begins to copy both numbers, once a step, and the scale if there is one.
   void send(const LossScale* scale = nullptr);
@@ -41,7 +40,8 @@ class StepTotals {
 
  private:
   cudaStream_t stream_;
-  DeviceArray<double> device_;
+  DeviceArena memory_{Purpose::optimizer};
+  double* device_ = memory_.matrix<double>(1, size).data;
   PinnedArray<double> host_;           // [2, size]
   PinnedArray<LossScale> host_scale_;  // [2]
   End ended_[2] = {};

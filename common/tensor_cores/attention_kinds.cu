@@ -8,30 +8,23 @@
 namespace pentatron {
 
 template <class Result>
-void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
-                       Tensor v, Scores scores, Matrix<Result> out, AccumTensor lse) {
-  if (kind == Attention::tiled) return tiled_forward(block, q, k, v, out, lse, blas.stream());
+void attention_forward(Attention kind, const Blas& blas, const AttentionBlock& block,
+                       const AttentionTensorsOf<Result>& t) {
+  if (kind == Attention::tiled) return tiled_forward(block, t, blas.stream());
   if constexpr (has_tensor_core_attention) {
-    if (kind == Attention::tensor_core) return tensor_core_forward(block, q, k, v, out, lse, blas.stream());
+    if (kind == Attention::tensor_core) return tensor_core_forward(block, t, blas.stream());
   }
-  naive_forward(blas, block, q, k, v, scores, out, lse);
+  naive_forward(blas, block, t);
 }
 
 template <class Result>
-void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& block, Tensor q, Tensor k,
-                        Tensor v, Scores scores, AccumTensor lse, Tensor d_out, AccumTensor dots,
-                        const BackwardMemory& memory, bool add, Matrix<Result> d_q, Matrix<Result> d_k,
-                        Matrix<Result> d_v) {
-  if (kind == Attention::tiled) {
-    return tiled_backward(block, q, k, v, lse, d_out, dots, add, d_q, d_k, d_v, blas.stream());
-  }
+void attention_backward(Attention kind, const Blas& blas, const AttentionBlock& block,
+                        const AttentionTensors& t, const AttentionGradientsOf<Result>& g, bool add) {
+  if (kind == Attention::tiled) return tiled_backward(block, t, g, add, blas.stream());
   if constexpr (has_tensor_core_attention) {
-    if (kind == Attention::tensor_core) {
-      return tensor_core_backward(block, q, k, v, lse, d_out, dots, tensor_core_memory(memory), add, d_q, d_k,
-                                  d_v, blas.stream());
-    }
+    if (kind == Attention::tensor_core) return tensor_core_backward(block, t, g, add, blas.stream());
   }
-  naive_backward(blas, block, q, k, v, scores, lse, d_out, dots, memory.d_scores, add, d_q, d_k, d_v);
+  naive_backward(blas, block, t, g, add);
 }
 
 size_t tensor_core_bytes(Attention kind, AttentionShape shape, bool sums_in_results) {

@@ -352,30 +352,29 @@ static Tiling choose_tiling(const AttentionBlock& block, int matrices, int squar
 }
 
 template <class Result>
-void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
-                   AccumTensor lse, cudaStream_t stream) {
+void tiled_forward(const AttentionBlock& block, const AttentionTensorsOf<Result>& t, cudaStream_t stream) {
   const auto [tile, columns, bytes] = choose_tiling(block, 4, 1, 3);
   launch_with_memory(tiled_forward_kernel<Result>, tiles_of(block, block.queries, block.head.heads, tile),
-                     bytes, attention_cost(block, 2, Cost::Unit::cores, false), stream, q.data, k.data,
-                     v.data, block, 1 / std::sqrt(block.head.head_size), tile, columns, out.data, lse.data);
+                     bytes, attention_cost(block, 2, Cost::Unit::cores, false), stream, t.q.data, t.k.data,
+                     t.v.data, block, 1 / std::sqrt(block.head.head_size), tile, columns, t.out.data,
+                     t.lse.data);
 }
 
 template <class Result>
-void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse, Tensor d_out,
-                    AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
-                    cudaStream_t stream) {
+void tiled_backward(const AttentionBlock& block, const AttentionTensors& t,
+                    const AttentionGradientsOf<Result>& g, bool add, cudaStream_t stream) {
   const double scale = 1 / std::sqrt(block.head.head_size);
   const Tiling over_keys = choose_tiling(block, 6, 2, 2), over_queries = choose_tiling(block, 5, 2, 2);
   launch_with_memory(tiled_backward_keys_kernel<Result>,
                      tiles_of(block, block.keys, block.head.kv_heads, over_keys.tile), over_keys.bytes,
-                     attention_cost(block, 4, Cost::Unit::cores, true), stream, q.data, k.data, v.data,
-                     d_out.data, lse.data, dots.data, block, scale, over_keys.tile, over_keys.columns, add,
-                     d_k.data, d_v.data);
+                     attention_cost(block, 4, Cost::Unit::cores, true), stream, t.q.data, t.k.data, t.v.data,
+                     g.d_out.data, t.lse.data, g.d_out_dot_out.data, block, scale, over_keys.tile,
+                     over_keys.columns, add, g.d_k.data, g.d_v.data);
   launch_with_memory(tiled_backward_queries_kernel<Result>,
                      tiles_of(block, block.queries, block.head.heads, over_queries.tile), over_queries.bytes,
-                     attention_cost(block, 3, Cost::Unit::cores, true), stream, q.data, k.data, v.data,
-                     d_out.data, lse.data, dots.data, block, scale, over_queries.tile, over_queries.columns,
-                     add, d_q.data);
+                     attention_cost(block, 3, Cost::Unit::cores, true), stream, t.q.data, t.k.data, t.v.data,
+                     g.d_out.data, t.lse.data, g.d_out_dot_out.data, block, scale, over_queries.tile,
+                     over_queries.columns, add, g.d_q.data);
 }
 
 template decltype(tiled_forward<real>) tiled_forward<real>;

@@ -1,6 +1,6 @@
 // Attention in tiles, which holds a tile's scores only: with the ordinary operations of a GPU
-// (attention_tiled.cu), and on tensor cores (attention.cu). attention_kinds.cu chooses between these two and
-// the naive kind. Arguments are those of kernels/attention.h.
+// (attention_tiled.cu), and on tensor cores (attention_tensor_core.cu). attention_kinds.cu chooses between
+// these two and the naive kind. Arguments are those of kernels/attention.h.
 #pragma once
 
 #include "kernels/attention.h"
@@ -8,12 +8,10 @@
 namespace pentatron {
 
 template <class Result>
-void tiled_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
-                   AccumTensor lse, cudaStream_t stream);
+void tiled_forward(const AttentionBlock& block, const AttentionTensorsOf<Result>& t, cudaStream_t stream);
 template <class Result>
-void tiled_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse, Tensor d_out,
-                    AccumTensor dots, bool add, Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v,
-                    cudaStream_t stream);
+void tiled_backward(const AttentionBlock& block, const AttentionTensors& t,
+                    const AttentionGradientsOf<Result>& g, bool add, cudaStream_t stream);
 
 // What backward on tensor cores needs beside its results: with `turns` the blocks take turns, so that the
 // order of sums is fixed. Where Result is not `accum`, the sums of d_q, and of heads in groups of d_k and
@@ -22,19 +20,15 @@ struct TensorCoreMemory {
   Matrix<int32_t> turns;      // [1, backward_turns]
   AccumTensor d_q, d_k, d_v;  // as q, k and v
 };
-inline const TensorCoreMemory& tensor_core_memory(const BackwardMemory& memory) {
-  return *static_cast<const TensorCoreMemory*>(memory.other.get());
-}
 
 // On tensor cores, in 16 bits with sums in float, heads have 64 or 128 features.
 constexpr bool has_tensor_core_attention = PRECISION == 16;
 template <class Result>
-void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
-                         AccumTensor lse, cudaStream_t stream);
-template <class Result>
-void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
-                          Tensor d_out, AccumTensor dots, const TensorCoreMemory& memory, bool add,
-                          Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream);
+void tensor_core_forward(const AttentionBlock& block, const AttentionTensorsOf<Result>& t,
+                         cudaStream_t stream);
+template <class Result>  // g.memory.other: a TensorCoreMemory
+void tensor_core_backward(const AttentionBlock& block, const AttentionTensors& t,
+                          const AttentionGradientsOf<Result>& g, bool add, cudaStream_t stream);
 
 // For tests: also true on the CPU, which emulates the instructions.
 bool can_run_tensor_core_attention();
@@ -55,8 +49,7 @@ double tensor_core_error(int head_size, cudaStream_t stream);
 // infinite where tensor cores cannot be used.
 Attention fastest_attention(int head_size, double error);
 
-// ---- How both are cut
-// ---------------------------------------------------------------------------------------
+// ---- How both are cut -------------------------------------------------------------------------------------
 
 // Where a block of threads works, on tensor cores. Its tile is the tile-th of those that take longest.
 struct Place {

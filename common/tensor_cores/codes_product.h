@@ -15,7 +15,7 @@ namespace pentatron {
 // scales, newer GPUs have others. Sizes must be multiples of 16.
 class CodesProduct {
  public:
-  CodesProduct(const LayerBlas& blas, const Operand& a, const Operand& b, Result c) : blas_(blas) {
+  CodesProduct(const LayerBlas& blas, const Operand& a, const Operand& b, ProductResult c) : blas_(blas) {
     CUBLAS_CHECK(cublasLtMatmulDescInit(&operation_, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
     set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode_of(tile_of_b(a)));

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <iostream>
 
-#include "kernels/config.h"
 #include "kernels/pack.h"
 #include "tensor_cores/codes_product.h"
 #include "tensor_cores/fp8.h"
@@ -151,14 +150,13 @@ void quantise(Tensor x, Transpose transpose, Fp8Tile tile, Fp8Matrix out, cudaSt
 
 LayerBlas::LayerBlas(cudaStream_t stream, int64_t largest) : Blas(stream) {
   if (!has_fp8_products) return;
-  const auto elements = static_cast<size_t>(largest);
-  for (DeviceArray<real>& operand : operands_) operand = {elements, Purpose::activations};
-  for (DeviceArray<float>& scales : scales_) scales = {elements / fp8_tile, Purpose::activations};
+  for (real*& operand : operands_) operand = memory_.matrix<real>(1, largest).data;
+  for (float*& scales : scales_) scales = memory_.matrix<float>(1, largest / fp8_tile).data;
 }
 
 Fp8Matrix LayerBlas::operand(int which, bool codes) const {
-  real* const memory = operands_[which].data();
-  return {reinterpret_cast<__nv_fp8_storage_t*>(memory), scales_[which].data(), codes ? nullptr : memory};
+  real* const memory = operands_[which];
+  return {reinterpret_cast<__nv_fp8_storage_t*>(memory), scales_[which], codes ? nullptr : memory};
 }
 
 // With whole tiles of rows, so that a 128th is enough for the scales; in and out are multiples of 128.
@@ -192,7 +190,7 @@ static void tell_of_emulation([[maybe_unused]] const Operand& a, [[maybe_unused]
 #endif
 }
 
-void LayerBlas::product(const Operand& a, const Operand& b, accum beta, Result c, const char* name,
+void LayerBlas::product(const Operand& a, const Operand& b, accum beta, ProductResult c, const char* name,
                         bool same_b) const {
   if (!has_fp8_products) return Blas::product(a, b, beta, c, name);
   if (c.rows == 0) return;

@@ -39,21 +39,25 @@ void quantise(Tensor x, Transpose transpose, Fp8Tile tile, Fp8Matrix out, cudaSt
 // are transposed; else it is the weight.
 inline Fp8Tile tile_of_b(const Operand& a) { return a.transposed() ? Fp8Tile::row : Fp8Tile::square; }
 
+// Elements of the largest operand of the products x [rows, in], W [out, in], y [rows, out].
+int64_t largest_operand(int64_t rows, int64_t in, int64_t out);
+
 // The handle for the products of layers, which fp8 builds, and no others, compute in fp8.
 class LayerBlas : public Blas {
  public:
-  // largest: elements of the largest operand (largest_operand).
-  LayerBlas(cudaStream_t stream, int64_t largest);
+  LayerBlas(cudaStream_t stream, int64_t largest /*largest_operand of its products*/);
   bool of_layers() const override { return true; }
+  bool has_batches() const override { return !has_fp8_products; }
   // Quantises a and, unless it is that of the product before, b.
-  void product(const Operand& a, const Operand& b, accum beta, Result c, const char* name,
+  void product(const Operand& a, const Operand& b, accum beta, ProductResult c, const char* name,
                bool same_b) const override;
   // Work space for the first (0) or second operand: for codes and scales or, without `codes`, dequantised.
   Fp8Matrix operand(int which, bool codes) const;
 
  private:
-  DeviceArray<real> operands_[2];  // values, or codes
-  DeviceArray<float> scales_[2];
+  DeviceArena memory_{Purpose::activations};
+  real* operands_[2] = {};  // values, or codes
+  float* scales_[2] = {};
 };
 
 }  // namespace pentatron

@@ -13,10 +13,10 @@ namespace mpi_tests {
 template <class T>
 class Array {
  public:
-  explicit Array(size_t size) : device_(std::max<size_t>(size, 1), pentatron::Purpose::communication) {}
+  explicit Array(size_t size) : data_(memory_.matrix<T>(1, std::max<size_t>(size, 1)).data) {}
   explicit Array(const std::vector<T>& values) : Array(values.size()) { set(values); }
 
-  T* data() const { return device_.data(); }
+  T* data() const { return data_; }
   void set(const std::vector<T>& values) const {
     CUDA_CHECK(cudaMemcpy(data(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
     CUDA_CHECK(cudaDeviceSynchronize());  // the copy may return before pageable memory has reached the device
@@ -29,7 +29,8 @@ class Array {
   }
 
  private:
-  pentatron::DeviceArray<T> device_;
+  pentatron::DeviceArena memory_{pentatron::Purpose::communication};
+  T* data_;
 };
 
 }  // namespace mpi_tests

@@ -223,7 +223,7 @@ TEST_CASE("07: master weights keep all digits of weights that are loaded alone",
   const SafetensorsFolder given("--load", from, "model"), kept("--load", to + "/step_000001", "optimizer");
   for (const Parameter& p : model.parameters.all()) {
     const std::vector<int64_t> shape = {p.rows, p.columns};
-    const bool vector = p.tensor_split == TensorSplit::held_outside;
+    const bool vector = p.tensor_split == TensorSplit::replicated_outside;
     const std::vector<int64_t> stored = vector ? std::vector<int64_t>{p.columns} : shape;
     const FoundTensor &a = given.find(p.name, stored), &b = kept.find(p.name + ".master", stored);
     CHECK(a.description.type == NumberType::fp32);

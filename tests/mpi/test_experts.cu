@@ -65,7 +65,7 @@ void set_routers(CombinedModel& model, Routing routing) {
   if (routing == Routing::as_drawn) return;
   for (const Shard& shard : model.parameters.shards()) {
     for (const ParameterRange& range : model.parameters.ranges(shard)) {
-      if (range.parameter->tensor_split != TensorSplit::held_inside) continue;
+      if (range.parameter->tensor_split != TensorSplit::replicated_inside) continue;
       fill_constant(shard.weights + range.begin_in_shard, range.size, 0, model.compute);
     }
   }

@@ -31,15 +31,16 @@ struct Hang {
   Communicator data{world, world.all(), "data"};
   std::optional<Communicator> ended{std::in_place, world, world.all(), "ended"};
   Stream compute{"compute"};
-  DeviceArray<float> values{2, Purpose::communication};
+  DeviceArena memory{Purpose::communication};
+  float* values = memory.matrix<float>(1, 2).data;
 
   Hang() {
     world.watchdog().set_timeout(watchdog_timeout());
     ended.reset();  // of which the watchdog asks nothing any more
-    CUDA_CHECK(cudaMemsetAsync(values.data(), 0, 2 * sizeof(float), compute));
+    CUDA_CHECK(cudaMemsetAsync(values, 0, 2 * sizeof(float), compute));
     wait_stream(data.stream(), compute);
   }
-  void all_reduce() { data.all_reduce(values.data(), values.data(), 2); }
+  void all_reduce() { data.all_reduce(values, values, 2); }
 };
 
 }  // namespace
@@ -74,8 +75,8 @@ TEST_CASE("hang: rank 1 never makes a communicator", "[.hang-call]") {
 TEST_CASE("hang: two ranks send to each other, ungrouped", "[.hang-send]") {
   Hang hang;
   const int peer = mpi_tests::rank() ^ 1;
-  hang.data.send(hang.values.data(), 1, peer);
-  hang.data.receive(hang.values.data() + 1, 1, peer);
+  hang.data.send(hang.values, 1, peer);
+  hang.data.receive(hang.values + 1, 1, peer);
   CUDA_CHECK(cudaStreamSynchronize(hang.data.stream()));
 }
 
@@ -84,8 +85,8 @@ TEST_CASE("hang: two ranks send to each other, grouped, and do not hang", "[.han
   const int peer = mpi_tests::rank() ^ 1;
   {
     const Communicator::Group group(hang.data);
-    hang.data.send(hang.values.data(), 1, peer);
-    hang.data.receive(hang.values.data() + 1, 1, peer);
+    hang.data.send(hang.values, 1, peer);
+    hang.data.receive(hang.values + 1, 1, peer);
   }
   CUDA_CHECK(cudaStreamSynchronize(hang.data.stream()));
 }
@@ -112,9 +113,9 @@ TEST_CASE("hang: streams share a work queue", "[.hang-queue]") {
   const int rank = mpi_tests::rank(), ranks = mpi_tests::ranks();
   for (Communicator* communicator : {&in, &out}) wait_stream(communicator->stream(), hang.compute);
   Communicator &receives = rank % 2 == 0 ? in : out, &sends = rank % 2 == 0 ? out : in;
-  receives.receive(hang.values.data(), 1, (rank + ranks - 1) % ranks);
+  receives.receive(hang.values, 1, (rank + ranks - 1) % ranks);
   wait_stream(hang.compute, receives.stream());
-  sends.send(hang.values.data() + 1, 1, (rank + 1) % ranks);
+  sends.send(hang.values + 1, 1, (rank + 1) % ranks);
   for (Communicator* communicator : {&in, &out}) CUDA_CHECK(cudaStreamSynchronize(communicator->stream()));
 }
 

@@ -23,7 +23,7 @@
 #include "kernels/embedding.h"
 #include "kernels/loss.h"
 #include "kernels/norm.h"
-#include "kernels/optimizer.h"
+#include "kernels/optimizer_step.h"
 #include "kernels/rotary.h"
 #include "kernels/swiglu.h"
 #include "run/program.h"
@@ -275,10 +275,11 @@ void bench_optimizer(const Table& table, const Stream& stream, int64_t size) {
   const AccumTensor master = has_master_weights
                                  ? work.statistics(1, size)
                                  : AccumTensor{reinterpret_cast<accum*>(weights.data), 1, size};
-  const DeviceArray<double> parts(norm_parts, Purpose::optimizer), sum(1, Purpose::optimizer);
-  CUDA_CHECK(cudaMemsetAsync(sum.data(), 0, sizeof(double), stream));
+  DeviceArena memory(Purpose::optimizer);
+  const Matrix<double> parts = memory.matrix<double>(1, norm_parts), sum = memory.matrix<double>(1, 1);
+  CUDA_CHECK(cudaMemsetAsync(sum.data, 0, sizeof(double), stream));
   table.bound_by_memory("sum_of_squares",
-                        [&] { sum_of_squares(gradients.data, size, parts.data(), sum.data(), stream); });
+                        [&] { sum_of_squares(gradients.data, size, parts.data, sum.data, stream); });
   table.bound_by_memory("accumulate", [&] { accumulate(moment1.data, gradients.data, size, stream); });
   table.bound_by_memory("adamw_step", [&] {
     adamw_step({1e-3, 0.9, 0.95, 0.1}, weights.data, master.data, gradients.data, moment1.data, moment2.data,
@@ -329,14 +330,13 @@ AttentionSpeed speed_of_attention(const Stream& stream, const Blas& blas, Attent
   const AccumTensor lse = work.statistics(tokens, heads.heads), dots = work.statistics(lse.rows, lse.columns);
   const AttentionCore core(kind);
   DeviceArena memory(Purpose::activations);
-  const BackwardMemory of_backward = core.backward_memory(memory, shape);
+  const AttentionTensors t = {x[0], x[1], x[2], x[3], lse, {}};
+  const AttentionGradients g = {x[7], x[4], x[5], x[6], core.backward_memory(memory, shape), dots};
   const double product = 1.0 * tokens * sequence * width;  // 2 FLOPs a multiply-add, halved
-  const double forward =
-      seconds_of(stream, [&] { attention_forward(kind, blas, block, x[0], x[1], x[2], {}, x[3], lse); });
+  const double forward = seconds_of(stream, [&] { attention_forward(kind, blas, block, t); });
   const double backward = seconds_of(stream, [&] {
     attention_dots(x[3], x[7], dots, stream);
-    attention_backward(kind, blas, block, x[0], x[1], x[2], {}, lse, x[7], dots, of_backward, false, x[4],
-                       x[5], x[6]);
+    attention_backward(kind, blas, block, t, g, false);
   });
   return {2 * product / forward, 5 * product / backward};
 }

@@ -1,7 +1,7 @@
 // Probes of stage 01.
 // ranks: 1
 #include "kernels/matmul.h"
-#include "kernels/optimizer.h"
+#include "kernels/optimizer_step.h"
 #include "kernels/rotary.h"
 #include "model/optimizer.h"
 #include "mpi/array.h"

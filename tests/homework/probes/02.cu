@@ -134,7 +134,7 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
   for (const DpSync sync : {DpSync::naive, DpSync::overlap, DpSync::bucket}) {
     Parameters parameters({.groups = {{rank, data.ranks()}}});
     for (int unit = 0; unit < units; ++unit)
-      parameters.declare({"unit", unit, 2, 6 + 3 * unit, TensorSplit::held_outside});
+      parameters.declare({"unit", unit, 2, 6 + 3 * unit, TensorSplit::replicated_outside});
     ParameterGroup* const group = &parameters.group();
     group->allocate();
     const AccumTensor all = group->flat_gradients();

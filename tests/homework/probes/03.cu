@@ -28,7 +28,7 @@ struct Shards {
   explicit Shards(int stage, Reshard reshard = Reshard::after_use, int count = mpi_tests::ranks())
       : shards(count) {
     for (int unit = 0; unit < units; ++unit)
-      parameters.declare({"unit", unit, 2 * shards, int64_t{1} << unit, TensorSplit::held_outside});
+      parameters.declare({"unit", unit, 2 * shards, int64_t{1} << unit, TensorSplit::replicated_outside});
     for (int unit = 0; unit < units; ++unit) all += group().size(unit);
     smallest = group().size(0), largest = group().largest_size();
     with = "stage " + number(stage) + ": ";

@@ -193,8 +193,8 @@ TEST_CASE("04.3: partial gradients", "[04.3]") {
   const std::tuple<TensorSplit, const char*, int> splits[] = {
       {TensorSplit::by_output, "split by output", 0},
       {TensorSplit::by_input, "split by input", 0},
-      {TensorSplit::held_outside, "held whole, used outside the regions (a norm)", 2},
-      {TensorSplit::held_inside, "held whole, used inside a region", 1 + 2}};
+      {TensorSplit::replicated_outside, "held whole, used outside the regions (a norm)", 2},
+      {TensorSplit::replicated_inside, "held whole, used inside a region", 1 + 2}};
   for (const bool sp : {false, true}) {
     Region r(sp);
     Parameters parameters({.tensor_rank = r.rank, .tensor_ranks = r.n});

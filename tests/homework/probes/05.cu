@@ -216,7 +216,7 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
     for (int i = 0; i < 2; ++i) {
       const Activations& a = *p.in_flight({Action::forward, i, 0}).activations;
       write(compute, a.output.data, owned_values<real>(rank, a.output.size()));
-      write(compute, a.gradient.data, owned_values<real>(10 + rank, a.gradient.size()));
+      write(compute, a.d_residual.data, owned_values<real>(10 + rank, a.d_residual.size()));
       if (rank > 0)
         write(compute, p.input({Action::forward, i, 0}).x.data,
               owned_values<real>(20 + rank, a.output.size()));
@@ -237,7 +237,7 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
         if (rank == from) activation ? p.send_activation(send) : p.send_gradient(send);
         if (rank == to) activation ? p.receive_activation(receive) : p.receive_gradient(receive);
       };
-      const Tensor target = rank == to && activation ? p.input(receive).x : f.activations->gradient;
+      const Tensor target = rank == to && activation ? p.input(receive).x : f.activations->d_residual;
       const auto begin_of = [&] {  // the message's on this rank, in virtual time
         ran();
         exchange();

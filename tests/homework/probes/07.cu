@@ -107,7 +107,7 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
         const MemoryBytes before = memory_in_use;
         Parameters parameters(mesh.parameter_layout({0, 1, 2, 3}));
         for (int unit = 0; unit < 4; ++unit)
-          parameters.declare({"unit", unit, 8, 3, TensorSplit::held_outside, 0, true, group});
+          parameters.declare({"unit", unit, 8, 3, TensorSplit::replicated_outside, 0, true, group});
         ParameterGroup& all = parameters.group(group);
         doing(with, "sync_gradients()");
         const auto hooks = sync_gradients(options, mesh, parameters, group, compute);

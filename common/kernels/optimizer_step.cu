@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "kernels/optimizer.h"
+#include "kernels/optimizer_step.h"
 #include "kernels/pack.h"
 
 namespace pentatron {

@@ -1,4 +1,4 @@
-// What hosts without CUDA have to know of the kernels: the kinds of attention, and fixed sizes.
+// The kinds of attention, for code that knows no CUDA.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,7 @@ enum class Attention { naive, tiled, tensor_core };
 // build, GPU and head size can, else tiled. Where a small block computed both ways differs, it is tiled, and
 // one line says so.
 Attention default_attention(int head_size, Attention on_cpu);
-inline constexpr int largest_tiled_head = 256;  // whose tiles fit into a block's shared memory
-
-// Partial sums of the gradient norm (sum_of_squares in optimizer.h).
-inline constexpr int norm_parts = 1024;
+inline constexpr int largest_tiled_head =
+    256;  // a larger one's tiles do not fit into a block's shared memory
 
 }  // namespace pentatron

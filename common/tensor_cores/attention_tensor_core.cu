@@ -405,25 +405,24 @@ float scale_of(int size) { return static_cast<float>(log2_e / std::sqrt(size)); 
 }  // namespace
 
 template <class Result>
-void tensor_core_forward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, Matrix<Result> out,
-                         AccumTensor lse, cudaStream_t stream) {
+void tensor_core_forward(const AttentionBlock& block, const AttentionTensorsOf<Result>& t,
+                         cudaStream_t stream) {
   for_head_size(block.head.head_size, [&](auto head_size) {
     constexpr int size = head_size;
     using Of = ForwardCut<size>;
     launch_with_memory(in_warps<Of::threads, tensor_core_forward_kernel<size, Result>>(),
                        Grid(tiles_of(block, block.queries, block.head.heads, Of::fixed), Of::threads),
                        sizeof(real) * (Of::fixed + 4 * Of::looped) * size,
-                       attention_cost(block, 2, Cost::Unit::tensor_cores, false), stream, q.data, k.data,
-                       v.data, block, scale_of(size), out.data, lse.data);
+                       attention_cost(block, 2, Cost::Unit::tensor_cores, false), stream, t.q.data, t.k.data,
+                       t.v.data, block, scale_of(size), t.out.data, t.lse.data);
   });
 }
 
 template <class Result>
-void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tensor v, AccumTensor lse,
-                          Tensor d_out, AccumTensor dots, const TensorCoreMemory& memory, bool add,
-                          Matrix<Result> d_q, Matrix<Result> d_k, Matrix<Result> d_v, cudaStream_t stream) {
-  TensorCoreMemory to = memory;
-  if constexpr (std::is_same_v<Result, accum>) to.d_q = d_q, to.d_k = d_k, to.d_v = d_v;
+void tensor_core_backward(const AttentionBlock& block, const AttentionTensors& t,
+                          const AttentionGradientsOf<Result>& g, bool add, cudaStream_t stream) {
+  TensorCoreMemory to = *static_cast<const TensorCoreMemory*>(g.memory.other.get());
+  if constexpr (std::is_same_v<Result, accum>) to = {to.turns, g.d_q, g.d_k, g.d_v};
   CUDA_CHECK(cudaMemsetAsync(to.turns.data, 0, to.turns.bytes(), stream));
   for_head_size(block.head.head_size, [&](auto head_size) {
     constexpr int size = head_size;
@@ -432,10 +431,11 @@ void tensor_core_backward(const AttentionBlock& block, Tensor q, Tensor k, Tenso
                        Grid(tiles_of(block, block.keys, block.head.heads, Of::fixed), Of::threads),
                        sizeof(real) * (2 * Of::fixed + 4 * Of::looped) * size +
                            sizeof(accum) * 4 * Of::looped + sizeof(Place),
-                       attention_cost(block, 5, Cost::Unit::tensor_cores, true), stream, q.data, k.data,
-                       v.data, d_out.data, lse.data, dots.data, block, block.head.heads / block.head.kv_heads,
-                       scale_of(size), add, to.turns.data, to.turns.data + 1, to.d_q.data, to.d_k.data,
-                       to.d_v.data, d_q.data, d_k.data, d_v.data);
+                       attention_cost(block, 5, Cost::Unit::tensor_cores, true), stream, t.q.data, t.k.data,
+                       t.v.data, g.d_out.data, t.lse.data, g.d_out_dot_out.data, block,
+                       block.head.heads / block.head.kv_heads, scale_of(size), add, to.turns.data,
+                       to.turns.data + 1, to.d_q.data, to.d_k.data, to.d_v.data, g.d_q.data, g.d_k.data,
+                       g.d_v.data);
   });
 }
 
@@ -457,15 +457,19 @@ double tensor_core_error(int head_size, cudaStream_t stream) {
   const Tensor q = random("q", of_queries), k = random("k", of_keys), v = random("v", of_keys),
                d_out = random("d_out", of_queries);
   const AccumTensor lse = memory.matrix<accum>(rows, heads), dots = memory.matrix<accum>(rows, heads);
-  const BackwardMemory of_backward = backward_memory(Attention::tensor_core, memory, {1, rows, block.head});
-  const auto results = [&](auto forward, auto backward, const auto&... memory_of_backward) {
-    const Tensor out = memory.matrix<real>(rows, of_queries), d_q = memory.matrix<real>(rows, of_queries),
-                 d_k = memory.matrix<real>(rows, of_keys), d_v = memory.matrix<real>(rows, of_keys);
-    forward(block, q, k, v, out, lse, stream);
-    attention_dots(out, d_out, dots, stream);
-    backward(block, q, k, v, lse, d_out, dots, memory_of_backward..., false, d_q, d_k, d_v, stream);
+  const auto results = [&](auto forward, auto backward) {
+    const AttentionTensors t = {q, k, v, memory.matrix<real>(rows, of_queries), lse, {}};
+    const AttentionGradients g = {d_out,
+                                  memory.matrix<real>(rows, of_queries),
+                                  memory.matrix<real>(rows, of_keys),
+                                  memory.matrix<real>(rows, of_keys),
+                                  backward_memory(Attention::tensor_core, memory, {1, rows, block.head}),
+                                  dots};
+    forward(block, t, stream);
+    attention_dots(t.out, d_out, dots, stream);
+    backward(block, t, g, false, stream);
     std::vector<PinnedArray<real>> all;
-    for (const Tensor& x : {out, d_q, d_k, d_v}) {
+    for (const Tensor& x : {t.out, g.d_q, g.d_k, g.d_v}) {
       const auto& host = all.emplace_back(x.size());
       CUDA_CHECK(cudaMemcpyAsync(host.data(), x.data, x.bytes(), cudaMemcpyDeviceToHost, stream));
     }
@@ -473,8 +477,7 @@ double tensor_core_error(int head_size, cudaStream_t stream) {
     return all;
   };
   const auto expected = results(tiled_forward<real>, tiled_backward<real>);
-  const auto computed =
-      results(tensor_core_forward<real>, tensor_core_backward<real>, tensor_core_memory(of_backward));
+  const auto computed = results(tensor_core_forward<real>, tensor_core_backward<real>);
   double error = 0;
   for (size_t x = 0; x < expected.size(); ++x) {
     double largest = 0, difference = 0;

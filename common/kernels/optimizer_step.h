@@ -1,10 +1,11 @@
 // The gradient norm, its clipping, and one step of an optimizer.
 #pragma once
 
-#include "kernels/config.h"
 #include "kernels/loss.h"
 
 namespace pentatron {
+
+constexpr int norm_parts = 1024;  // the gradient norm has so many partial sums
 
 // sum[0] += the sum of the squares of x [size], in double.
 void sum_of_squares(const accum* x, size_t size, double* parts /*[norm_parts]*/, double* sum /*[1]*/,
