@@ -23,27 +23,27 @@
 
 namespace pentatron {
 
-// When stage 3 drops gathered weights. after_use: when forward or backward has used them, so that there are
-// whole weights of two units at most (PyTorch's FSDP: reshard_after_forward=True). after_step, which a
-// later stage asks for: when the optimizer changes them. This costs the memory of all units, and only a
-// step's first micro-batch gathers.
-enum class Reshard { after_use, after_step };
-
 class Zero : public UnitHooks {
  public:
   // Allocates the group's weights and gradients as `stage` (0 to 3) needs, and adds this rank's shards, which
   // the optimizer updates. The shard ranks own the shards of one copy of the model. The replicate ranks own
   // this shard, each in another copy. `compute`: the stream of the model.
+  // Stage 3 has whole weights of two units at most (PyTorch's FSDP: reshard_after_forward=True).
   Zero(int stage, ParameterGroup& group, Communicator& shard_ranks, Communicator& replicate_ranks,
-       cudaStream_t compute, Reshard reshard = Reshard::after_use)
+       cudaStream_t compute)
+      : Zero(stage, group, shard_ranks, replicate_ranks, compute, std::vector(2, group.largest_size())) {}
+
+ protected:
+  // `weight_buffers`: the sizes of stage 3's buffers for gathered weights, in elements.
+  Zero(int stage, ParameterGroup& group, Communicator& shard_ranks, Communicator& replicate_ranks,
+       cudaStream_t compute, const std::vector<size_t>& weight_buffers)
       : stage_(stage),
         group_(group),
         shard_ranks_(shard_ranks),
         replicate_ranks_(replicate_ranks),
         compute_(compute),
-        reshard_(reshard),
         units_(group.units().empty() ? 0 : group.units().back() + 1),
-        weight_buffers_(reshard == Reshard::after_use ? 2 : units_.size()) {
+        weight_buffers_(weight_buffers.size()) {
     if (stage_ == 0) {
       group_.allocate();
       return;
@@ -54,16 +54,11 @@ class Zero : public UnitHooks {
         buffer.gradients = gradient_memory_.matrix<accum>(1, group_.largest_size()).data;
     }
     if (stage_ < 3) return;
-    // Two buffers of the largest unit that all units reuse, or (after_step) one buffer for each unit.
-    if (reshard_ == Reshard::after_step) {
-      for (const int unit : group_.units())
-        weight_buffers_[unit].weights = weight_memory_.matrix<real>(1, group_.size(unit)).data;
-    } else {
-      for (WeightBuffer& buffer : weight_buffers_)
-        buffer.weights = weight_memory_.matrix<real>(1, group_.largest_size()).data;
-    }
+    for (size_t i = 0; i < weight_buffers.size(); ++i)
+      weight_buffers_[i].weights = weight_memory_.matrix<real>(1, weight_buffers[i]).data;
   }
 
+ public:
   // ---- Weights
 
   // Called after the optimizer has updated (or `initialise` has written) this rank's shards of the weights.
@@ -132,16 +127,26 @@ class Zero : public UnitHooks {
     wait_stream(compute_, replicate_ranks_.stream());
   }
 
- private:
+ protected:
   static constexpr int none = -1;
 
   // A unit buffer for gathered weights (stage 3).
   struct WeightBuffer {
-    real* weights = nullptr;  // [largest unit]
+    real* weights = nullptr;  // [largest unit], unless the constructor says otherwise
     int unit = none;          // the unit whose weights it holds, or whose gather into it has been issued
     Event free;               // done when compute has used the weights
   };
 
+  // The buffer that has this unit's weights, or that they are gathered into: one without unit `other`.
+  virtual WeightBuffer& buffer_for(int unit, int other) {
+    for (WeightBuffer& buffer : weight_buffers_) {
+      if (buffer.unit == unit) return buffer;
+    }
+    return weight_buffers_[0].unit == other ? weight_buffers_[1] : weight_buffers_[0];
+  }
+  WeightBuffer& weight_buffer(int i) { return weight_buffers_[i]; }
+
+ private:
   // A unit buffer for gradients until they are reduced (stages 2 and 3).
   struct GradientBuffer {
     accum* gradients = nullptr;  // [largest unit]
@@ -215,19 +220,11 @@ class Zero : public UnitHooks {
     units_[unit].weights_came.record(shard_ranks_.stream());
     return buffer;
   }
-  WeightBuffer& buffer_for(int unit, int other) {
-    if (reshard_ == Reshard::after_step) return weight_buffers_[unit];
-    for (WeightBuffer& buffer : weight_buffers_) {
-      if (buffer.unit == unit) return buffer;
-    }
-    return weight_buffers_[0].unit == other ? weight_buffers_[1] : weight_buffers_[0];
-  }
 
   int stage_;
   ParameterGroup& group_;
   Communicator &shard_ranks_, &replicate_ranks_;
   cudaStream_t compute_;
-  Reshard reshard_;
   std::vector<UnitState> units_;
   std::vector<WeightBuffer> weight_buffers_;
   std::array<GradientBuffer, 2> gradient_buffers_;

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "../02_data_parallel/data_parallel.h"
-#include "../03_zero/zero.h"
 #include "../04_tensor_parallel/tensor_parallel.h"
 #include "../05_pipeline_parallel/pipeline.h"
 #include "../06_context_parallel/context_parallel.h"
@@ -16,6 +15,7 @@
 #include "mesh.h"
 #include "model/batch.h"
 #include "run/program.h"
+#include "zero_in_pipeline.h"
 
 namespace pentatron {
 
@@ -59,10 +59,10 @@ inline std::unique_ptr<UnitHooks> sync_gradients(const CombinedOptions& options,
                                                  cudaStream_t compute) {
   ParameterGroup& group = parameters.group(group_number);
   Communicator& ranks = group_number == dense_group ? mesh.gradients : mesh.expert_gradients;
-  if (options.zero.zero_stage > 0) {
-    return std::make_unique<Zero>(options.zero.zero_stage, group, ranks, mesh.replicate, compute,
-                                  reshard_of(mesh.shape));
-  }
+  const int stage = options.zero.zero_stage;
+  if (stage > 0 && mesh.shape.pp > 1)
+    return std::make_unique<ZeroInPipeline>(stage, group, ranks, mesh.replicate, compute);
+  if (stage > 0) return std::make_unique<Zero>(stage, group, ranks, mesh.replicate, compute);
   group.allocate();
   return std::make_unique<DataParallel>(options.data_parallel, group, ranks, compute);
 }

@@ -4,24 +4,18 @@
 #include <vector>
 
 #include "../02_data_parallel/data_parallel.h"
-#include "../03_zero/zero_memory.h"
 #include "../04_tensor_parallel/tensor_parallel.h"
 #include "../05_pipeline_parallel/pipeline.h"
 #include "../06_context_parallel/context_parallel.h"
 #include "expert_memory.h"
 #include "mesh.h"
+#include "zero_in_pipeline.h"
 
 namespace pentatron {
 
 // The pipeline schedule of one data rank's micro-batches.
 inline Schedule schedule_of(const CombinedOptions& options, const MeshShape& shape) {
   return chosen_schedule(options.pipeline, shape.pp, micro_batches_of_a_rank(options, shape.dp));
-}
-
-// A pipeline uses a unit again for every micro-batch. To gather its weights each time would cost too much, so
-// ZeRO-3 keeps them gathered until the end of the step.
-inline Reshard reshard_of(const MeshShape& shape) {
-  return shape.pp > 1 ? Reshard::after_step : Reshard::after_use;
 }
 
 // Device memory of a rank whose place in its pipeline is `pipeline`.
@@ -36,7 +30,8 @@ inline MemoryPrediction predict_memory(const CombinedOptions& options, const Mes
 
   MemoryPrediction memory = predict_memory(share);
   const auto shard = [&](const std::vector<size_t>& units, int ranks) {
-    memory = in_shards(memory, options.zero.zero_stage, options, units, ranks, reshard_of(shape));
+    memory = in_shards(memory, options.zero.zero_stage, options, units, ranks);
+    if (options.zero.zero_stage == 3 && shape.pp > 1) memory = with_all_gathered(memory, units);
   };
   shard(share.unit_sizes(), share.replicas);
   if (options.model.experts > 0) {
