@@ -1,17 +1,26 @@
-// What a pipeline rank has: the layers of its chunks, the ranks with the same layers, and its neighbours.
+// What a pipeline rank has: a schedule for its micro-batches, the layers of its chunks, the ranks with the
+// same layers, and its neighbours.
 #pragma once
 
 #include <set>
 #include <utility>
 #include <vector>
 
-#include "model/memory.h"
+#include "choose_schedule.h"
+#include "model/batch.h"
 #include "model/parameters.h"
 #include "model/transformer.h"
 #include "ranks/comm.h"
-#include "schedule.h"
 
 namespace pentatron {
+
+// The schedule of a pipeline that has the whole batch.
+inline Schedule schedule_of(const TrainingConfig& training, const PipelineOptions& options) {
+  return chosen_schedule(options, options.pp, micro_batches_of_a_rank(training, 1));
+}
+inline void fit_to_ranks(const Options& all, PipelineOptions& options, int ranks) {
+  complete_pipeline_options(all, options, ranks, micro_batches_of_a_rank(all, 1));
+}
 
 // The layers of a rank's chunks. A stage costs what its products cost, in units of a layer. So the head
 // counts; the embedding is a lookup and does not.

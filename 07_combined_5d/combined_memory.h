@@ -5,7 +5,7 @@
 
 #include "../02_data_parallel/data_parallel.h"
 #include "../04_tensor_parallel/tensor_parallel.h"
-#include "../05_pipeline_parallel/pipeline.h"
+#include "../05_pipeline_parallel/pipeline_memory.h"
 #include "../06_context_parallel/context_parallel.h"
 #include "expert_memory.h"
 #include "mesh.h"
