@@ -27,23 +27,18 @@ class Zero : public UnitHooks {
  public:
   // Allocates the group's weights and gradients as `stage` (0 to 3) needs, and adds this rank's shards, which
   // the optimizer updates. The shard ranks own the shards of one copy of the model. The replicate ranks own
-  // this shard, each in another copy. `compute`: the stream of the model.
-  // Stage 3 has whole weights of two units at most (PyTorch's FSDP: reshard_after_forward=True).
+  // this shard, each in another copy. `compute`: the stream of the model. `weight_buffers`: the sizes of
+  // stage 3's unit buffers for weights, in elements. By default it has two, of the size of the largest unit,
+  // and so whole weights of two units at most (PyTorch's FSDP: reshard_after_forward=True).
   Zero(int stage, ParameterGroup& group, Communicator& shard_ranks, Communicator& replicate_ranks,
-       cudaStream_t compute)
-      : Zero(stage, group, shard_ranks, replicate_ranks, compute, std::vector(2, group.largest_size())) {}
-
- protected:
-  // `weight_buffers`: the sizes of stage 3's buffers for gathered weights, in elements.
-  Zero(int stage, ParameterGroup& group, Communicator& shard_ranks, Communicator& replicate_ranks,
-       cudaStream_t compute, const std::vector<size_t>& weight_buffers)
+       cudaStream_t compute, const std::vector<size_t>& weight_buffers = {})
       : stage_(stage),
         group_(group),
         shard_ranks_(shard_ranks),
         replicate_ranks_(replicate_ranks),
         compute_(compute),
         units_(group.units().empty() ? 0 : group.units().back() + 1),
-        weight_buffers_(weight_buffers.size()) {
+        weight_buffers_(weight_buffers.empty() ? 2 : weight_buffers.size()) {
     if (stage_ == 0) {
       group_.allocate();
       return;
@@ -54,11 +49,12 @@ class Zero : public UnitHooks {
         buffer.gradients = gradient_memory_.matrix<accum>(1, group_.largest_size()).data;
     }
     if (stage_ < 3) return;
-    for (size_t i = 0; i < weight_buffers.size(); ++i)
-      weight_buffers_[i].weights = weight_memory_.matrix<real>(1, weight_buffers[i]).data;
+    for (size_t i = 0; i < weight_buffers_.size(); ++i) {
+      const size_t size = weight_buffers.empty() ? group_.largest_size() : weight_buffers[i];
+      weight_buffers_[i].weights = weight_memory_.matrix<real>(1, size).data;
+    }
   }
 
- public:
   // ---- Weights
 
   // Called after the optimizer has updated (or `initialise` has written) this rank's shards of the weights.
@@ -78,16 +74,15 @@ class Zero : public UnitHooks {
   void before_weights(int unit, Pass pass) override {
     if (stage_ == 0 || !holds(unit)) return;
     if (stage_ == 3) {
-      const int next = next_unit(unit, pass);
-      group_.weights(unit) = gathered_buffer(unit, next).weights;
-      if (next != none) gathered_buffer(next, unit);  // prefetch
+      group_.weights(unit) = gathered_buffer(unit).weights;
+      if (const int next = next_unit(unit, pass); next != none) gathered_buffer(next);  // prefetch
     }
     wait_event(compute_, units_[unit].weights_came);
   }
 
   void after_weights(int unit, Pass) override {
     if (stage_ != 3 || !holds(unit)) return;
-    gathered_buffer(unit, none).free.record(compute_);
+    weight_buffer(unit).free.record(compute_);
     group_.weights(unit) = nullptr;
   }
 
@@ -127,26 +122,16 @@ class Zero : public UnitHooks {
     wait_stream(compute_, replicate_ranks_.stream());
   }
 
- protected:
+ private:
   static constexpr int none = -1;
 
   // A unit buffer for gathered weights (stage 3).
   struct WeightBuffer {
-    real* weights = nullptr;  // [largest unit], unless the constructor says otherwise
+    real* weights = nullptr;  // [its size in the constructor]
     int unit = none;          // the unit whose weights it holds, or whose gather into it has been issued
     Event free;               // done when compute has used the weights
   };
 
-  // The buffer that has this unit's weights, or that they are gathered into: one without unit `other`.
-  virtual WeightBuffer& buffer_for(int unit, int other) {
-    for (WeightBuffer& buffer : weight_buffers_) {
-      if (buffer.unit == unit) return buffer;
-    }
-    return weight_buffers_[0].unit == other ? weight_buffers_[1] : weight_buffers_[0];
-  }
-  WeightBuffer& weight_buffer(int i) { return weight_buffers_[i]; }
-
- private:
   // A unit buffer for gradients until they are reduced (stages 2 and 3).
   struct GradientBuffer {
     accum* gradients = nullptr;  // [largest unit]
@@ -206,13 +191,15 @@ class Zero : public UnitHooks {
     replicate_ranks_.all_reduce(own, own, group_.shard_size(unit));
   }
 
-  // Successive units use different buffers: backward writes one while the other is reduce-scattered.
+  // Successive units use different buffers: backward writes one while the other is reduce-scattered, and the
+  // model reads one while the other is gathered.
   GradientBuffer& gradient_buffer(int unit) { return gradient_buffers_[unit % 2]; }
+  WeightBuffer& weight_buffer(int unit) { return weight_buffers_[unit % weight_buffers_.size()]; }
 
-  // The buffer with this unit's weights. If no buffer has them, the communication stream gathers them into a
-  // buffer that does not hold unit `other`. The caller waits for weights_came.
-  WeightBuffer& gathered_buffer(int unit, int other) {
-    WeightBuffer& buffer = buffer_for(unit, other);
+  // The buffer with this unit's weights. If it has another unit's, the communication stream gathers them. The
+  // caller waits for weights_came.
+  WeightBuffer& gathered_buffer(int unit) {
+    WeightBuffer& buffer = weight_buffer(unit);
     if (buffer.unit == unit) return buffer;
     buffer.unit = unit;
     wait_event(shard_ranks_.stream(), buffer.free);

@@ -5,7 +5,6 @@
 #include "model/optimizer.h"
 #include "model/transformer.h"
 #include "pipeline.h"
-#include "pipeline_memory.h"
 #include "run/program.h"
 #include "run/totals.h"
 

@@ -153,11 +153,11 @@ class Pipeline {
       batch.last = i.micro_batch == chunks_[i.chunk].last_micro_batch;
       const Action action = i.action;
       if (action == Action::forward) compute_forward(i, batch);
-      if (action == Action::forward && totals) add_loss(i, *totals);
+      const Activations& a = *in_flight(i).activations;
+      if (action == Action::forward && totals && a.range.head) totals->add_loss(a.loss);
       if (action == Action::backward || action == Action::input_gradient) compute_backward(i, batch);
       if (action == Action::weight_gradient) compute_weight_gradients(i);
-      if (action == Action::send_activation) send_activation(i);
-      if (action == Action::send_gradient) send_gradient(i);
+      if (is_send(action)) send(i);
       if (action == Action::receive_activation) receive_activation(i);
       if (action == Action::receive_gradient) receive_gradient(i);
     }
@@ -205,27 +205,15 @@ class Pipeline {
     CUDA_CHECK(cudaMemcpyAsync(to.data, from.data, from.bytes(), cudaMemcpyDeviceToDevice, compute_));
   }
 
-  void add_loss(const Instruction& i, StepTotals& totals) {
-    const Activations& a = *in_flight(i).activations;
-    if (a.range.head) totals.add_loss(a.loss);
-  }
-
   // ---- Messages: the stream waits, runs the message, and records an event when that is complete
 
-  void send_activation(const Instruction& i) {
+  void send(const Instruction& i) {
     const Link& out = link(i);
     InFlight& f = in_flight(i);
+    const bool gradient = i.action == Action::send_gradient;
     wait_stream(out.stream(), compute_);
-    out.send(f.activations->output);
-    f.output_sent.record(out.stream());
-  }
-
-  void send_gradient(const Instruction& i) {
-    const Link& out = link(i);
-    InFlight& f = in_flight(i);
-    wait_stream(out.stream(), compute_);
-    out.send(f.activations->gradient);
-    f.gradient_sent.record(out.stream());
+    out.send(gradient ? f.activations->gradient : f.activations->output);
+    (gradient ? f.gradient_sent : f.output_sent).record(out.stream());
   }
 
   void receive_activation(const Instruction& i) {
@@ -238,7 +226,7 @@ class Pipeline {
   void receive_gradient(const Instruction& i) {
     const Link& in = link(i);
     InFlight& f = in_flight(i);
-    wait_event(in.stream(), f.gradient_read);  // the earlier micro-batch's, as is the next one
+    wait_event(in.stream(), f.gradient_read);  // both by the earlier micro-batch
     wait_event(in.stream(), f.gradient_sent);
     in.receive(f.activations->gradient);
     f.gradient_came.record(in.stream());

@@ -1,15 +1,16 @@
 // The predicted memory of a rank of the mesh: each technique changes a rank's share of all (memory.h).
 #pragma once
 
+#include <numeric>
 #include <vector>
 
 #include "../02_data_parallel/data_parallel.h"
+#include "../03_zero/zero_memory.h"
 #include "../04_tensor_parallel/tensor_parallel.h"
-#include "../05_pipeline_parallel/pipeline_memory.h"
+#include "../05_pipeline_parallel/stages.h"
 #include "../06_context_parallel/context_parallel.h"
 #include "expert_memory.h"
 #include "mesh.h"
-#include "zero_in_pipeline.h"
 
 namespace pentatron {
 
@@ -31,7 +32,11 @@ inline MemoryPrediction predict_memory(const CombinedOptions& options, const Mes
   MemoryPrediction memory = predict_memory(share);
   const auto shard = [&](const std::vector<size_t>& units, int ranks) {
     memory = in_shards(memory, options.zero.zero_stage, options, units, ranks);
-    if (options.zero.zero_stage == 3 && shape.pp > 1) memory = with_all_gathered(memory, units);
+    if (options.zero.zero_stage < 3 || shape.pp == 1) return;
+    // ZeRO-3 has a buffer for each unit in a pipeline (combined.h), where in_shards counts two.
+    const size_t all = std::accumulate(units.begin(), units.end(), size_t{0});
+    size_t& buffers = memory.unit_buffers[Purpose::weights];
+    buffers = buffers - two_buffers(units) * sizeof(real) + all * sizeof(real);
   };
   shard(share.unit_sizes(), share.replicas);
   if (options.model.experts > 0) {

@@ -9,14 +9,14 @@ ceilings='
 closure-01 7418
 closure-01-path 4403
 closure-02 8272
-closure-03 8460
+closure-03 8443
 closure-04 8415
-closure-05 9171
+closure-05 9162
 closure-06 9150
-closure-07 12298
-product 17545
+closure-07 12287
+product 17536
 stand-ins 5720
-other-C++ 20671
+other-C++ 20667
 '
 
 tests=$(realpath "$(dirname "$0")")
