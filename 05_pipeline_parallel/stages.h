@@ -87,7 +87,7 @@ inline int channels_of_pipeline(const Schedule& s, int rank, bool sums_copies) {
 
 // What a pipeline rank keeps, as its schedule says.
 struct PipelineRank {
-  int copies;                         // of the model, in the whole pipeline
+  int copies;                         // the pipeline has so many of the model
   bool splits_backward;               // weight gradients are late
   std::vector<ModelPart> parts = {};  // [chunks]
   int inputs = 0;                     // buffers for the inputs of all chunks

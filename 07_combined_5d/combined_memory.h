@@ -19,7 +19,7 @@ inline Schedule schedule_of(const CombinedOptions& options, const MeshShape& sha
   return chosen_schedule(options.pipeline, shape.pp, micro_batches_of_a_rank(options, shape.dp));
 }
 
-// Device memory of a rank whose place in its pipeline is `pipeline`.
+// Device memory of a rank that keeps `pipeline` as one of its pipeline's ranks.
 inline MemoryPrediction predict_memory(const CombinedOptions& options, const MeshShape& shape,
                                        const PipelineRank& pipeline) {
   RankShare share = data_parallel_share(options, options.data_parallel, shape.dp);
@@ -46,7 +46,7 @@ inline MemoryPrediction predict_memory(const CombinedOptions& options, const Mes
   }
   return memory;
 }
-// That of `rank` of the world.
+// Device memory of `rank` of the world.
 inline MemoryPrediction predict_memory(const CombinedOptions& options, const MeshShape& shape, int rank) {
   const int stage = coordinates_of(shape, rank).pp;
   return predict_memory(options, shape, pipeline_rank(options, schedule_of(options, shape), stage));

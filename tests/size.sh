@@ -13,8 +13,8 @@ closure-03 8443
 closure-04 8415
 closure-05 9162
 closure-06 9150
-closure-07 12287
-product 17536
+closure-07 12290
+product 17539
 stand-ins 5720
 other-C++ 20667
 '
