@@ -46,8 +46,9 @@ class CoarseCost {
  private:
   static constexpr double r = sizeof(real), a = sizeof(accum);
 
-  // The seconds that a micro-batch takes forward, in backward to the input, and for weight gradients (T_F, T_B,
-  // T_W of the notes); and how long of them a rank waits for the others of an axis, where nothing hides it.
+  // The seconds that a micro-batch takes forward, in backward to the input, and for weight gradients (T_F,
+  // T_B, T_W of the notes); and how long of them a rank waits for the others of an axis, where nothing hides
+  // it.
   struct Passes {
     double forward = 0, input = 0, weight = 0, tensor = 0, context = 0, experts = 0;
     double seconds() const { return forward + input + weight; }
