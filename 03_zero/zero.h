@@ -23,27 +23,22 @@
 
 namespace pentatron {
 
-// When stage 3 drops gathered weights. after_use: when forward or backward has used them, so that there are
-// whole weights of two units at most (PyTorch's FSDP: reshard_after_forward=True). after_step, which a
-// later stage asks for: when the optimizer changes them. This costs the memory of all units, and only a
-// step's first micro-batch gathers.
-enum class Reshard { after_use, after_step };
-
 class Zero : public UnitHooks {
  public:
   // Allocates the group's weights and gradients as `stage` (0 to 3) needs, and adds this rank's shards, which
   // the optimizer updates. The shard ranks own the shards of one copy of the model. The replicate ranks own
-  // this shard, each in another copy. `compute`: the stream of the model.
+  // this shard, each in another copy. `compute`: the stream of the model. `weight_buffers`: the sizes of
+  // stage 3's unit buffers for weights, in elements. By default it has two, of the size of the largest unit,
+  // and so whole weights of two units at most (PyTorch's FSDP: reshard_after_forward=True).
   Zero(int stage, ParameterGroup& group, Communicator& shard_ranks, Communicator& replicate_ranks,
-       cudaStream_t compute, Reshard reshard = Reshard::after_use)
+       cudaStream_t compute, const std::vector<size_t>& weight_buffers = {})
       : stage_(stage),
         group_(group),
         shard_ranks_(shard_ranks),
         replicate_ranks_(replicate_ranks),
         compute_(compute),
-        reshard_(reshard),
         units_(group.units().empty() ? 0 : group.units().back() + 1),
-        weight_buffers_(reshard == Reshard::after_use ? 2 : units_.size()) {
+        weight_buffers_(weight_buffers.empty() ? 2 : weight_buffers.size()) {
     if (stage_ == 0) {
       group_.allocate();
       return;
@@ -54,13 +49,9 @@ class Zero : public UnitHooks {
         buffer.gradients = gradient_memory_.matrix<accum>(1, group_.largest_size()).data;
     }
     if (stage_ < 3) return;
-    // Two buffers of the largest unit that all units reuse, or (after_step) one buffer for each unit.
-    if (reshard_ == Reshard::after_step) {
-      for (const int unit : group_.units())
-        weight_buffers_[unit].weights = weight_memory_.matrix<real>(1, group_.size(unit)).data;
-    } else {
-      for (WeightBuffer& buffer : weight_buffers_)
-        buffer.weights = weight_memory_.matrix<real>(1, group_.largest_size()).data;
+    for (size_t i = 0; i < weight_buffers_.size(); ++i) {
+      const size_t size = weight_buffers.empty() ? group_.largest_size() : weight_buffers[i];
+      weight_buffers_[i].weights = weight_memory_.matrix<real>(1, size).data;
     }
   }
 
@@ -83,16 +74,15 @@ class Zero : public UnitHooks {
   void before_weights(int unit, Pass pass) override {
     if (stage_ == 0 || !holds(unit)) return;
     if (stage_ == 3) {
-      const int next = next_unit(unit, pass);
-      group_.weights(unit) = gathered_buffer(unit, next).weights;
-      if (next != none) gathered_buffer(next, unit);  // prefetch
+      group_.weights(unit) = gathered_buffer(unit).weights;
+      if (const int next = next_unit(unit, pass); next != none) gathered_buffer(next);  // prefetch
     }
     wait_event(compute_, units_[unit].weights_came);
   }
 
   void after_weights(int unit, Pass) override {
     if (stage_ != 3 || !holds(unit)) return;
-    gathered_buffer(unit, none).free.record(compute_);
+    weight_buffer(unit).free.record(compute_);
     group_.weights(unit) = nullptr;
   }
 
@@ -137,7 +127,7 @@ class Zero : public UnitHooks {
 
   // A unit buffer for gathered weights (stage 3).
   struct WeightBuffer {
-    real* weights = nullptr;  // [largest unit]
+    real* weights = nullptr;  // [its size in the constructor]
     int unit = none;          // the unit whose weights it holds, or whose gather into it has been issued
     Event free;               // done when compute has used the weights
   };
@@ -201,13 +191,15 @@ class Zero : public UnitHooks {
     replicate_ranks_.all_reduce(own, own, group_.shard_size(unit));
   }
 
-  // Successive units use different buffers: backward writes one while the other is reduce-scattered.
+  // Successive units use different buffers: backward writes one while the other is reduce-scattered, and the
+  // model reads one while the other is gathered.
   GradientBuffer& gradient_buffer(int unit) { return gradient_buffers_[unit % 2]; }
+  WeightBuffer& weight_buffer(int unit) { return weight_buffers_[unit % weight_buffers_.size()]; }
 
-  // The buffer with this unit's weights. If no buffer has them, the communication stream gathers them into a
-  // buffer that does not hold unit `other`. The caller waits for weights_came.
-  WeightBuffer& gathered_buffer(int unit, int other) {
-    WeightBuffer& buffer = buffer_for(unit, other);
+  // The buffer with this unit's weights. If it has another unit's, the communication stream gathers them. The
+  // caller waits for weights_came.
+  WeightBuffer& gathered_buffer(int unit) {
+    WeightBuffer& buffer = weight_buffer(unit);
     if (buffer.unit == unit) return buffer;
     buffer.unit = unit;
     wait_event(shard_ranks_.stream(), buffer.free);
@@ -215,19 +207,11 @@ class Zero : public UnitHooks {
     units_[unit].weights_came.record(shard_ranks_.stream());
     return buffer;
   }
-  WeightBuffer& buffer_for(int unit, int other) {
-    if (reshard_ == Reshard::after_step) return weight_buffers_[unit];
-    for (WeightBuffer& buffer : weight_buffers_) {
-      if (buffer.unit == unit) return buffer;
-    }
-    return weight_buffers_[0].unit == other ? weight_buffers_[1] : weight_buffers_[0];
-  }
 
   int stage_;
   ParameterGroup& group_;
   Communicator &shard_ranks_, &replicate_ranks_;
   cudaStream_t compute_;
-  Reshard reshard_;
   std::vector<UnitState> units_;
   std::vector<WeightBuffer> weight_buffers_;
   std::array<GradientBuffer, 2> gradient_buffers_;

@@ -15,7 +15,7 @@
 //
 // This file only communicates: activations, their gradients, and partial weight gradients.
 // common/model/parameters.h declares how weights are split. In forward nothing else can run meanwhile, unless
-// the products at the borders are made in chunks (--tp-overlap, workbench/overlapped_region.cu).
+// the products at the borders are made in chunks (--tp-overlap, overlapped_region.cu).
 #pragma once
 
 #include <memory>

@@ -10,8 +10,8 @@ namespace pentatron {
 // The queue of one micro-batch, which waits for issue_all().
 class WgradsOnRequest : public WgradQueue {
  public:
-  // Takes the place of the queue of `a`. Gives each layer of `a` buffers of its own for output gradients. Not
-  // with full recomputation, where all layers share the activations.
+  // Takes the place of the queue of `a`. Gives each layer of `a` buffers of its own for output gradients.
+  // Full recomputation cannot have this queue: all layers share their activations there.
   WgradsOnRequest(Activations& a, const Transformer& model, cudaStream_t compute)
       : WgradQueue(*a.queue), compute_(compute) {
     for (LayerGradients& layer : a.layer_gradients) layer = model.allocate_gradients(a.memory);

@@ -50,9 +50,9 @@ inline Instructions interleaved(int p, int m, int v, int k) {
   return with_warm_up(p, m, v, warm_up, Action::backward);
 }
 
-// The order of 1f1b, but rank k computes weight gradients k micro-batches late. So the stage before gets its
-// gradient sooner, and late weight gradients fill the bubble at the end. Every rank keeps p micro-batches.
-// Those of the end may come in any order. The bubble is (p - 1) max(T_F + T_B - T_W, T_F, T_B).
+// The order of 1f1b, but rank k computes weight gradients k micro-batches late. So the previous stage gets
+// its gradient sooner, and late weight gradients fill the bubble at the end, in any order. Every rank keeps p
+// micro-batches. The bubble is (p - 1) max(T_F + T_B - T_W, T_F, T_B).
 inline Instructions zb_h1(int p, int m, int k) {
   Instructions list;
   for (const Instruction& i : with_warm_up(p, m, 1, p - k - 1, Action::input_gradient)) {
@@ -64,10 +64,10 @@ inline Instructions zb_h1(int p, int m, int k) {
   return list;
 }
 
-// A list that grows, of a rank with two chunks, each for m micro-batches. A letter is an instruction, as in
-// the pictures: F forward, B input gradient, W weight gradient, and small ones for chunk 1. It takes the next
-// micro-batch of its action and chunk; where none is left, nothing is added. L is a late weight gradient, of
-// the chunk that has more of them to make.
+// The list of a rank with two chunks, to which instructions are added. Each chunk has m micro-batches. A
+// letter adds an instruction, as in the pictures: F forward, B input gradient, W weight gradient, and small
+// letters for chunk 1. It takes the next micro-batch of this action and chunk; if none is left, it adds
+// nothing. L adds a weight gradient to the chunk that is later with them.
 class GrowingList {
  public:
   explicit GrowingList(int m) : m_(m) { left_.fill(m); }

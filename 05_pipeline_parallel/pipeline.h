@@ -1,17 +1,17 @@
-// The executor of a pipeline schedule (schedule.h): an interpreter that runs this rank's list of
-// instructions on the GPU. It runs every schedule. This is the way of a micro-batch through one chunk of
-// layers:
+// The executor of a pipeline schedule (schedule.h): an interpreter that runs this rank's list of instructions
+// on the GPU. It runs every schedule. This is the way of a micro-batch through one chunk, the layers of a
+// stage:
 //
-//                          receive_activation      forward            send_activation
-//   stage before  ---------------------------> x ----------> output ----------------------> stage after
-//                                                    |
-//                                               activations
-//                                                    |
-//   stage before  <---------------------- gradient <-------- gradient <-------------------- stage after
-//                      send_gradient               backward           receive_gradient
+//                    receive_activation       forward            send_activation
+//   previous stage -----------------------> x ----------> output ------------------> next stage
+//                                                  |
+//                                             activations
+//                                                  |
+//   previous stage <----------------- gradient <-------- gradient <----------------- next stage
+//                    send_gradient             backward            receive_gradient
 //
-// These are four kinds of memory, which other micro-batches use again. Who writes one waits, by an event,
-// until the micro-batch that was there before has been read:
+// These are four kinds of memory. A later micro-batch uses each of them again. So before an instruction
+// writes to one, it waits for an event: the earlier micro-batch, whose data were there, needs them no more.
 //
 //   memory        is written by              is read last by            event
 //   x             receive_activation         the input gradient         used
@@ -20,7 +20,7 @@
 //   gradient      receive_gradient; then     send_gradient, and the     gradient_sent, gradient_read
 //                 backward, in its place     weight gradients
 //
-// Where a neighbouring stage is on this rank, too, a copy takes the place of the message.
+// Where two neighbouring stages are on this rank, a copy takes the place of the message between them.
 //
 // Messages have four streams: {activations, gradients} x {in, out}. Each has a communicator of two ranks. The
 // host issues the whole list without waiting. Only events order the compute stream and these four.
@@ -34,10 +34,8 @@
 #include <tuple>
 #include <vector>
 
-#include "choose_schedule.h"
 #include "gradients_on_request.h"
 #include "model/batch.h"
-#include "model/memory.h"
 #include "model/transformer.h"
 #include "ranks/comm.h"
 #include "run/totals.h"
@@ -45,18 +43,10 @@
 
 namespace pentatron {
 
-// The schedule of a pipeline that has the whole batch.
-inline Schedule schedule_of(const TrainingConfig& training, const PipelineOptions& options) {
-  return chosen_schedule(options, options.pp, micro_batches_of_a_rank(training, 1));
-}
-inline void fit_to_ranks(const Options& all, PipelineOptions& options, int ranks) {
-  complete_pipeline_options(all, options, ranks, micro_batches_of_a_rank(all, 1));
-}
-
 class Pipeline {
  public:
   // `pipeline_ranks`: the pipeline's ranks, as numbers in the world. `ranges`: the layers of this rank's
-  // chunks. `parameters`: whose gradients the copies of the model sum in run(); null: the caller sums them.
+  // chunks. `parameters`: with two copies of the model, run() sums their gradients; null: the caller does.
   // Allocates the activations of micro-batches in flight. Throws ScheduleError if the schedule cannot run.
   Pipeline(const Schedule& schedule, World& world, const std::vector<int>& pipeline_ranks,
            const std::vector<LayerRange>& ranges, Transformer& model, cudaStream_t compute,
@@ -67,9 +57,9 @@ class Pipeline {
         compute_(compute),
         parameters_(parameters),
         chunks_(make_chunks(ranges)) {
-    // In the same order on all ranks. A stage sends activations to the next one, and gets gradients from
-    // there. So each rank has two communicators with the next one; chunks share them. In a V there are two
-    // for the way down and two for the way up.
+    // All ranks make their communicators in the same order. A stage sends activations to the next stage, and
+    // receives gradients from there. So two ranks share two communicators, for all their chunks. In a V they
+    // share two for the way down and two for the way up.
     for (const auto& [from, to] : edges_of(schedule_, rank_)) {
       connect(world, pipeline_ranks, Action::send_activation, from, to);
       connect(world, pipeline_ranks, Action::send_gradient, to, from);
@@ -80,14 +70,14 @@ class Pipeline {
     copies_.emplace(world, members, "copies");
   }
 
-  // In the same order on all ranks, because ncclCommDestroy waits for the other end.
+  // All ranks destroy them in the same order, because ncclCommDestroy waits for the other end.
   ~Pipeline() {
-    for (auto& [of, communicator] : communicators_) communicator.reset();
+    for (auto& [ends, communicator] : communicators_) communicator.reset();
   }
 
-  // Forward and backward of a step's micro-batches. The rank of the last stage adds their losses to `totals`.
-  // `totals` is null if another rank counts the same losses. At the end each copy of the model has the
-  // gradients of all micro-batches.
+  // Forward and backward of a step's micro-batches. The rank of the last stage adds their losses to `totals`,
+  // which is null if another rank counts the same losses. If the pipeline has two copies of the model, each
+  // then has the gradients of all micro-batches.
   void run(const std::vector<Batch>& batches, StepTotals* totals) {
     execute(list_, batches, totals);
     if (copies_) {
@@ -98,7 +88,7 @@ class Pipeline {
     }
   }
 
-  // Forward of one micro-batch, without backward, from stage to stage of the first copy of the model. Returns
+  // Forward of one micro-batch, without backward, through the stages of the first copy of the model. Returns
   // the logits on the rank of the last stage, and an empty tensor elsewhere.
   Tensor forward(const Batch& batch) {
     Instructions forwards;
@@ -114,16 +104,16 @@ class Pipeline {
  private:
   // ---- What a chunk has
 
-  // The memory of a micro-batch in flight. An event is done when its message is complete, or (gradient_read)
-  // when the weight gradients have been computed.
+  // The memory of a micro-batch in flight. The event gradient_read is done when the weight gradients have
+  // been computed, each of the others when its message is complete.
   struct InFlight {
     std::unique_ptr<Activations> activations;  // also output and gradient
     Event output_sent, gradient_came, gradient_sent, gradient_read;
   };
-  // The memory of an activation from the stage before.
+  // The memory of an activation that the previous stage sends.
   struct Input {
     Tensor x;          // [outside, d]
-    Event came, used;  // x is there; the input gradient has read it
+    Event came, used;  // x has been received; the input gradient has read it
   };
   // Where messages of one kind go to, or come from.
   struct Link {
@@ -137,10 +127,10 @@ class Pipeline {
   struct Chunk {
     std::vector<InFlight> in_flight;
     std::vector<Input> inputs;                // [input_buffers]; none for the first stage
-    std::vector<int> in_flight_of, input_of;  // [micro-batches]: which of these a micro-batch has
-    int last;                                 // the micro-batch whose weight gradients come last in a step
-    std::array<Link, message_streams> links;  // [stream_of]; none where there is no such message
-    std::optional<int> chunk_before;          // where the stage before is on this rank, too: its chunk
+    std::vector<int> in_flight_of, input_of;  // [micro-batches]: the number of its InFlight, of its Input
+    int last_micro_batch;                     // its weight gradients are the last ones of a step
+    std::array<Link, message_streams> links;  // [stream_of]; empty if the chunk has no such message
+    std::optional<int> previous;              // the chunk of the previous stage, if that is on this rank, too
   };
 
   InFlight& in_flight(const Instruction& i) {
@@ -149,7 +139,7 @@ class Pipeline {
   }
   Input& input(const Instruction& i) {
     Chunk& chunk = chunks_[i.chunk];
-    return chunk.inputs.at(chunk.input_of[i.micro_batch]);  // a stage that receives nothing has none
+    return chunk.inputs.at(chunk.input_of[i.micro_batch]);  // the first stage has none
   }
   const Link& link(const Instruction& message) {
     return chunks_[message.chunk].links[stream_of(message.action)];
@@ -160,14 +150,14 @@ class Pipeline {
   void execute(const Instructions& list, const std::vector<Batch>& batches, StepTotals* totals) {
     for (const Instruction& i : list) {
       Batch batch = batches[i.micro_batch];
-      batch.last = i.micro_batch == chunks_[i.chunk].last;  // which a schedule may choose
+      batch.last = i.micro_batch == chunks_[i.chunk].last_micro_batch;
       const Action action = i.action;
       if (action == Action::forward) compute_forward(i, batch);
-      if (action == Action::forward && totals) add_loss(i, *totals);
+      const Activations& a = *in_flight(i).activations;
+      if (action == Action::forward && totals && a.range.head) totals->add_loss(a.loss);
       if (action == Action::backward || action == Action::input_gradient) compute_backward(i, batch);
       if (action == Action::weight_gradient) compute_weight_gradients(i);
-      if (action == Action::send_activation) send_activation(i);
-      if (action == Action::send_gradient) send_gradient(i);
+      if (is_send(action)) send(i);
       if (action == Action::receive_activation) receive_activation(i);
       if (action == Action::receive_gradient) receive_gradient(i);
     }
@@ -177,23 +167,24 @@ class Pipeline {
     InFlight& f = in_flight(i);
     Activations& a = *f.activations;
     if (!a.range.embedding) {
-      if (const InFlight* before = in_flight_before(i)) hand_over(before->activations->output, input(i).x);
+      if (const InFlight* previous = in_previous_stage(i))
+        hand_over(previous->activations->output, input(i).x);
       wait_event(compute_, input(i).came);
       a.input() = input(i).x;
     }
-    wait_event(compute_, f.output_sent);  // by the micro-batch that was here before
+    wait_event(compute_, f.output_sent);  // the earlier micro-batch's output
     model_.forward(batch, a);
   }
 
   void compute_backward(const Instruction& i, const Batch& batch) {
     InFlight& f = in_flight(i);
     wait_event(compute_, f.gradient_came);
-    wait_event(compute_, f.gradient_sent);  // by the micro-batch that was here before
+    wait_event(compute_, f.gradient_sent);  // the earlier micro-batch's: the last stage receives none
     model_.backward(batch, *f.activations);
     if (!f.activations->range.embedding) input(i).used.record(compute_);
-    if (const InFlight* before = in_flight_before(i)) {
-      wait_event(compute_, before->gradient_sent);  // by the micro-batch that was there before
-      hand_over(f.activations->d_residual, before->activations->d_residual);
+    if (const InFlight* previous = in_previous_stage(i)) {
+      wait_event(compute_, previous->gradient_sent);  // the earlier micro-batch's, in the previous stage
+      hand_over(f.activations->d_residual, previous->activations->d_residual);
     }
     if (i.action == Action::backward) f.gradient_read.record(compute_);
   }
@@ -203,42 +194,31 @@ class Pipeline {
     in_flight(i).gradient_read.record(compute_);
   }
 
-  // The micro-batch in the stage before, if that stage is on this rank, too. There it is in flight earlier
-  // and longer. So this chunk copies both: the output from there, and the gradient to there.
-  InFlight* in_flight_before(const Instruction& i) {
-    const std::optional<int> before = chunks_[i.chunk].chunk_before;
-    return before ? &in_flight({i.action, i.micro_batch, *before}) : nullptr;
+  // The memory of this micro-batch in the previous stage, if that stage is on this rank, too. The micro-batch
+  // is in flight there until its gradient comes. So this chunk copies the output from there, and later the
+  // gradient to there.
+  InFlight* in_previous_stage(const Instruction& i) {
+    const std::optional<int> chunk = chunks_[i.chunk].previous;
+    return chunk ? &in_flight({i.action, i.micro_batch, *chunk}) : nullptr;
   }
   void hand_over(const Tensor& from, const Tensor& to) {
     CUDA_CHECK(cudaMemcpyAsync(to.data, from.data, from.bytes(), cudaMemcpyDeviceToDevice, compute_));
   }
 
-  void add_loss(const Instruction& i, StepTotals& totals) {
-    const Activations& a = *in_flight(i).activations;
-    if (a.range.head) totals.add_loss(a.loss);
-  }
+  // ---- Messages: the stream waits, runs the message, and records an event when that is complete
 
-  // ---- Messages: each waits, starts, and records the event that says that it is complete
-
-  void send_activation(const Instruction& i) {
+  void send(const Instruction& i) {
     const Link& out = link(i);
     InFlight& f = in_flight(i);
+    const bool gradient = i.action == Action::send_gradient;
     wait_stream(out.stream(), compute_);
-    out.send(f.activations->output);
-    f.output_sent.record(out.stream());
-  }
-
-  void send_gradient(const Instruction& i) {
-    const Link& out = link(i);
-    InFlight& f = in_flight(i);
-    wait_stream(out.stream(), compute_);
-    out.send(f.activations->d_residual);
-    f.gradient_sent.record(out.stream());
+    out.send(gradient ? f.activations->d_residual : f.activations->output);
+    (gradient ? f.gradient_sent : f.output_sent).record(out.stream());
   }
 
   void receive_activation(const Instruction& i) {
     const Link& in = link(i);
-    wait_event(in.stream(), input(i).used);  // by the micro-batch that was here before
+    wait_event(in.stream(), input(i).used);  // by the earlier micro-batch's input gradient
     in.receive(input(i).x);
     input(i).came.record(in.stream());
   }
@@ -246,7 +226,7 @@ class Pipeline {
   void receive_gradient(const Instruction& i) {
     const Link& in = link(i);
     InFlight& f = in_flight(i);
-    wait_event(in.stream(), f.gradient_read);  // by the micro-batch that was here before
+    wait_event(in.stream(), f.gradient_read);  // both by the earlier micro-batch
     wait_event(in.stream(), f.gradient_sent);
     in.receive(f.activations->d_residual);
     f.gradient_came.record(in.stream());
@@ -266,10 +246,10 @@ class Pipeline {
       }
       chunk.in_flight_of = assign_activations(schedule_, rank_, c);
       chunk.input_of = assign_inputs(schedule_, rank_, c);
-      chunk.last = last_micro_batch(list_, c);
+      chunk.last_micro_batch = last_micro_batch(list_, c);
       if (ranges[c].embedding) continue;
-      const ModelChunk before = *neighbour(schedule_, rank_, c, -1);
-      if (before.rank == rank_) chunk.chunk_before = before.chunk;
+      const ModelChunk previous = *neighbour(schedule_, rank_, c, -1);
+      if (previous.rank == rank_) chunk.previous = previous.chunk;
       chunk.inputs = std::vector<Input>(input_buffers(schedule_, rank_, c));
       const Tensor shape = chunk.in_flight[0].activations->output;
       for (Input& input : chunk.inputs) input.x = memory_.matrix<real>(shape.rows, shape.columns);
@@ -277,7 +257,8 @@ class Pipeline {
     return chunks;
   }
 
-  // Makes what the messages need that go by `send` from one stage to another.
+  // Sets the link of this rank's end of the messages that `send` sends from one chunk to another. Their
+  // communicator is made when the first two chunks of these two ranks need it.
   void connect(World& world, const std::vector<int>& pipeline_ranks, Action send, ModelChunk from,
                ModelChunk to) {
     const bool out = rank_ == from.rank;
@@ -304,44 +285,10 @@ class Pipeline {
   Parameters* const parameters_;
   DeviceArena memory_{Purpose::activations};
   std::vector<Chunk> chunks_;
-  // A communicator for each kind of message from one rank to another. Chunks share it.
+  // [send_activation or send_gradient, from rank, to rank]: all chunks of these ranks share it.
   std::map<std::tuple<Action, int, int>, std::unique_ptr<Communicator>> communicators_;
   std::set<std::string> names_;
   std::optional<Communicator> copies_;  // the ranks with the same stages, which sum their gradients
 };
-
-// What a pipeline rank keeps, as its schedule says.
-struct PipelineRank {
-  int copies;                         // of the model
-  bool splits_backward;               // weight gradients come later
-  std::vector<ModelPart> parts = {};  // [chunks]
-  int inputs = 0;                     // buffers for the inputs of all chunks
-};
-inline PipelineRank pipeline_rank(const TrainingConfig& training, const Schedule& schedule, int rank) {
-  PipelineRank keeps = {schedule.copies, schedule.splits_backward};
-  const std::vector<LayerRange> chunks = layers_of_rank(training, schedule, rank);
-  for (int c = 0; c < std::ssize(chunks); ++c) {
-    keeps.parts.push_back({chunks[c], peak_in_flight(schedule.ranks[rank], c).until_weight_gradient});
-    if (!chunks[c].embedding) keeps.inputs += input_buffers(schedule, rank, c);
-  }
-  return keeps;
-}
-
-// What predict_memory (memory.h) needs of this rank. `share` has its MLP already.
-inline RankShare pipeline_share(RankShare share, const PipelineRank& rank) {
-  share.parts = rank.parts;
-  share.replicas *= rank.copies;
-  size_t& bytes = share.added[Purpose::activations];
-  bytes += rank.inputs * share.outside * share.columns.d * sizeof(real);
-  if (!rank.splits_backward) return share;
-  // For its weight gradients each micro-batch has the gradients of layers to itself, and copies of those that
-  // are the residual stream's: of attention's output, of the MLP's, and of the embedding's.
-  const size_t copy = share.rows * share.columns.d * sizeof(real);
-  for (const auto& [range, in_flight] : rank.parts) {
-    bytes += in_flight * (range.last - range.first) * (share.gradients_of_layer() + 2 * copy);
-    if (range.embedding) bytes += in_flight * copy;
-  }
-  return share;
-}
 
 }  // namespace pentatron

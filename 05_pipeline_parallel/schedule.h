@@ -1,9 +1,9 @@
 // Pipeline schedules as data: for each rank a list of instructions. Pure functions make the lists (orders.h).
-// The executor (pipeline.h) runs one of them on a GPU, and the files in workbench/ check, time
-// and draw all of them. All of these treat all schedules alike.
+// The executor (pipeline.h) runs one of them on a GPU. The files in workbench/ check, time and draw all of
+// them. None of these treats one schedule in another way than the others.
 //
-// There are p ranks, m micro-batches, and v model chunks on each rank: its stages. Which stage a chunk is, is
-// data, too: the placement.
+// There are p ranks, m micro-batches, and v model chunks on each rank. A chunk has the layers of one stage;
+// which stage that is, is data, too: the placement.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,12 @@
 
 namespace pentatron {
 
-// First what a rank computes, then its messages. The messages have the order of their streams (stream_of):
-// those that go forward stand before those that come back.
+// First what a rank computes, then its messages, in the order of their streams: stream_of and the simulator
+// rely on it. Activations come first, because with two streams each direction of travel has one.
 enum class Action {
   forward,
   backward,         // input gradient and weight gradient together
-  input_gradient,   // the stage before waits for it
+  input_gradient,   // the previous stage waits for it
   weight_gradient,  // no rank waits for it
   receive_activation,
   send_activation,
@@ -32,7 +32,7 @@ enum class Action {
 struct Instruction {
   Action action;
   int micro_batch;
-  int chunk;  // the rank's chunk of the model, from 0
+  int chunk;  // a number among the rank's chunks, from 0
   bool operator==(const Instruction&) const = default;
 };
 using Instructions = std::vector<Instruction>;
@@ -67,7 +67,7 @@ struct Schedule {
   int copies = 1;  // so many copies of the model; each has a part of the micro-batches, in their order
 
   int stages() const { return p * v / copies; }
-  // The place of a chunk in `placement`. The usual one is that of looped stages.
+  // Where a chunk stands in `placement`. `usual`: where it stands if the placement is looped.
   int index(int rank, int chunk) const {
     const int usual = chunk * p + rank;
     const ModelChunk wanted = {rank, chunk};
@@ -105,16 +105,16 @@ inline int stream_of(Action message) {
   return static_cast<int>(message) - static_cast<int>(Action::receive_activation);
 }
 
-// The stage after that of a chunk, or with step -1 the one before it; none at the ends of the model.
+// The chunk of the next stage, or with step -1 of the previous one; none at the ends of the model.
 inline std::optional<ModelChunk> neighbour(const Schedule& s, int rank, int chunk, int step) {
   const int stage = s.stage(rank, chunk) + step;
   if (stage < 0 || stage >= s.stages()) return {};
   return s.placement[s.index(rank, chunk) + step];
 }
 
-// The message that `compute` needs first (receive_before): forward from the stage before, backward from the
-// stage after. And the message that sends its result (send_after). None at the ends of the model, for weight
-// gradients, and where the neighbour is on the same rank, which hands the tensor over to itself.
+// The message that `compute` needs first (receive_before): forward from the previous stage, backward from the
+// next one. And the message that sends its result (send_after). None at the ends of the model, for weight
+// gradients, and where the other stage is on the same rank, which hands the tensor over to itself.
 inline std::optional<Action> receive_before(const Schedule& s, int rank, const Instruction& compute) {
   if (compute.action == Action::weight_gradient) return {};
   const bool forward = compute.action == Action::forward;
@@ -134,9 +134,10 @@ inline std::optional<Action> send_after(const Schedule& s, int rank, const Instr
 
 // Adds the messages to a rank's compute instructions. A send follows the instruction that makes its tensor.
 // A receive is posted one compute instruction ahead of the one that needs it, so that the transfer runs
-// during computation. Messages start in order, but this receive never delays a later send: the receive before
-// it on its stream belongs to an instruction that comes before the send's. (A gradient is received into the
-// memory of its micro-batch, so its receive is not posted ahead of that micro-batch's forward.)
+// during computation. Messages start in order, but this receive never delays a later send: it waits only for
+// the receive that precedes it on its stream, which an earlier instruction than the send's needs. (A gradient
+// is received into the memory of its micro-batch, so its receive is not posted ahead of that micro-batch's
+// forward.)
 inline Instructions with_messages(const Schedule& s, int rank, const Instructions& compute) {
   Instructions list;
   const auto add = [&](std::optional<Action> message, size_t n) {
@@ -176,7 +177,7 @@ inline PeakInFlight peak_in_flight(const Instructions& list, std::optional<int> 
   return peak;
 }
 
-// The instruction that fills a chunk's input buffer: the receive; where the stage before is on this rank,
+// The instruction that fills a chunk's input buffer: the receive, or, if the previous stage is on this rank,
 // the forward, which copies.
 inline Action fills_input(const Schedule& s, int rank, int chunk) {
   return receive_before(s, rank, {Action::forward, 0, chunk}).value_or(Action::forward);

@@ -1,17 +1,27 @@
-// What a pipeline rank has: the layers of its chunks, the ranks with the same layers, and its neighbours.
+// What a pipeline rank has: a schedule for its micro-batches, the layers of its chunks, the ranks with the
+// same layers, neighbours, and memory.
 #pragma once
 
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "choose_schedule.h"
+#include "model/batch.h"
 #include "model/memory.h"
 #include "model/parameters.h"
 #include "model/transformer.h"
 #include "ranks/comm.h"
-#include "schedule.h"
 
 namespace pentatron {
+
+// The schedule of a pipeline that has the whole batch.
+inline Schedule schedule_of(const TrainingConfig& training, const PipelineOptions& options) {
+  return chosen_schedule(options, options.pp, micro_batches_of_a_rank(training, 1));
+}
+inline void fit_to_ranks(const Options& all, PipelineOptions& options, int ranks) {
+  complete_pipeline_options(all, options, ranks, micro_batches_of_a_rank(all, 1));
+}
 
 // The layers of a rank's chunks. A stage costs what its products cost, in units of a layer. So the head
 // counts; the embedding is a lookup and does not.
@@ -73,6 +83,41 @@ inline int channels_of_pipeline(const Schedule& s, int rank, bool sums_copies) {
   for (const auto& [from, to] : edges_of(s, rank)) ranks.emplace(from.rank, to.rank);
   const int communicators = 2 * static_cast<int>(ranks.size());  // one for activations, one for gradients
   return edge_blocks * communicators + (sums_copies && s.copies > 1 ? data_blocks : 0);
+}
+
+// What a pipeline rank keeps, as its schedule says.
+struct PipelineRank {
+  int copies;                         // the pipeline has so many of the model
+  bool splits_backward;               // weight gradients are late
+  std::vector<ModelPart> parts = {};  // [chunks]
+  int inputs = 0;                     // buffers for the inputs of all chunks
+};
+inline PipelineRank pipeline_rank(const TrainingConfig& training, const Schedule& schedule, int rank) {
+  PipelineRank keeps = {schedule.copies, schedule.splits_backward};
+  const std::vector<LayerRange> chunks = layers_of_rank(training, schedule, rank);
+  for (int c = 0; c < std::ssize(chunks); ++c) {
+    keeps.parts.push_back({chunks[c], peak_in_flight(schedule.ranks[rank], c).until_weight_gradient});
+    if (!chunks[c].embedding) keeps.inputs += input_buffers(schedule, rank, c);
+  }
+  return keeps;
+}
+
+// What predict_memory (memory.h) needs of this rank. `share` has its MLP already.
+inline RankShare pipeline_share(RankShare share, const PipelineRank& rank) {
+  share.parts = rank.parts;
+  share.replicas *= rank.copies;
+  size_t& bytes = share.added[Purpose::activations];
+  bytes += rank.inputs * share.outside * share.columns.d * sizeof(real);
+  if (!rank.splits_backward) return share;
+  // For late weight gradients each micro-batch has the gradients inside its layers to itself, and copies of
+  // the residual stream's gradient: one for attention's output, one for the MLP's, one for the embedding's
+  // (WgradsOnRequest).
+  const size_t copy = share.rows * share.columns.d * sizeof(real);
+  for (const auto& [range, in_flight] : rank.parts) {
+    bytes += in_flight * (range.last - range.first) * (share.gradients_of_layer() + 2 * copy);
+    if (range.embedding) bytes += in_flight * copy;
+  }
+  return share;
 }
 
 }  // namespace pentatron

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "../02_data_parallel/data_parallel.h"
 #include "../03_zero/zero.h"
@@ -53,6 +54,18 @@ inline bool show_pictures(const CombinedOptions& options, const Peers& peers) {
   return options.show_mesh || options.pipeline.show_schedule;
 }
 
+// A pipeline uses a unit again for every micro-batch. To gather its weights each time would cost too much. So
+// ZeRO-3 gets a buffer for each unit there, in place of two for all, and only a step's first micro-batch
+// gathers (PyTorch's FSDP: reshard_after_forward=False).
+inline std::vector<size_t> a_buffer_for_each(const ParameterGroup& group) {
+  std::vector<size_t> sizes;  // [units of the model]; 0 for those of other ranks
+  for (const int unit : group.units()) {
+    sizes.resize(unit + 1);
+    sizes[unit] = group.size(unit);
+  }
+  return sizes;
+}
+
 // Allocates one parameter group, and returns the hooks that sum its gradients: data parallelism, or ZeRO.
 inline std::unique_ptr<UnitHooks> sync_gradients(const CombinedOptions& options, Mesh& mesh,
                                                  Parameters& parameters, int group_number,
@@ -60,8 +73,8 @@ inline std::unique_ptr<UnitHooks> sync_gradients(const CombinedOptions& options,
   ParameterGroup& group = parameters.group(group_number);
   Communicator& ranks = group_number == dense_group ? mesh.gradients : mesh.expert_gradients;
   if (options.zero.zero_stage > 0) {
-    return std::make_unique<Zero>(options.zero.zero_stage, group, ranks, mesh.replicate, compute,
-                                  reshard_of(mesh.shape));
+    const auto buffers = mesh.shape.pp > 1 ? a_buffer_for_each(group) : std::vector<size_t>();
+    return std::make_unique<Zero>(options.zero.zero_stage, group, ranks, mesh.replicate, compute, buffers);
   }
   group.allocate();
   return std::make_unique<DataParallel>(options.data_parallel, group, ranks, compute);

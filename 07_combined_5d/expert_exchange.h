@@ -28,35 +28,35 @@ struct RowCounts {
 
 class ExpertExchange {
  public:
-  // `all`: experts of a layer. `experts`: the ranks that share them out.
-  ExpertExchange(int all, Communicator& experts, cudaStream_t compute)
-      : all_(all), experts_(experts), compute_(compute) {}
+  // `all`: experts of a layer, which `expert_ranks` share out.
+  ExpertExchange(int all, Communicator& expert_ranks, cudaStream_t compute)
+      : all_(all), expert_ranks_(expert_ranks), compute_(compute) {}
 
   // With one rank nothing travels, and the two orders are one.
-  bool one_rank() const { return experts_.ranks() == 1; }
+  bool one_rank() const { return expert_ranks_.ranks() == 1; }
 
   // Connects all pairs of ranks before the first step, as Communicator::connect does for two.
   void connect(Matrix<int32_t> counts /*[2, experts]*/) {
-    experts_.all_to_all(counts.data, counts.row_range(1, 1).data, own_);
-    CUDA_CHECK(cudaStreamSynchronize(experts_.stream()));
+    expert_ranks_.all_to_all(counts.data, counts.row_range(1, 1).data, own_);
+    CUDA_CHECK(cudaStreamSynchronize(expert_ranks_.stream()));
   }
 
   // The ranks tell each other how many rows they send to each expert. The counts start on their way to the
   // host; await_counts waits for them. sent, came: [1, experts].
   void exchange_counts(Matrix<int32_t> sent, Matrix<int32_t> came, const RowCounts& host) {
     if (one_rank()) came = sent;
-    wait_stream(experts_.stream(), compute_);
-    if (!one_rank()) experts_.all_to_all(sent.data, came.data, own_);
+    wait_stream(expert_ranks_.stream(), compute_);
+    if (!one_rank()) expert_ranks_.all_to_all(sent.data, came.data, own_);
     const auto to_host = [&](Matrix<int32_t> from, const PinnedArray<int32_t>& to) {
-      CUDA_CHECK(
-          cudaMemcpyAsync(to.data(), from.data, from.bytes(), cudaMemcpyDeviceToHost, experts_.stream()));
+      CUDA_CHECK(cudaMemcpyAsync(to.data(), from.data, from.bytes(), cudaMemcpyDeviceToHost,
+                                 expert_ranks_.stream()));
     };
     to_host(sent, host.sent);
     to_host(came, host.came);
   }
 
   // The host waits for all counts that are on their way.
-  void await_counts() { CUDA_CHECK(cudaStreamSynchronize(experts_.stream())); }
+  void await_counts() { CUDA_CHECK(cudaStreamSynchronize(expert_ranks_.stream())); }
 
   // A dry run has no data. It assumes that every rank sends each expert the same number of `copies`.
   void share_evenly(const RowCounts& n, int64_t copies) const {
@@ -65,7 +65,7 @@ class ExpertExchange {
     };
     for (int i = 0; i < all_; ++i) {
       n.sent[i] = rows_for(i);
-      n.came[i] = rows_for(experts_.rank() * own_ + i % own_);
+      n.came[i] = rows_for(expert_ranks_.rank() * own_ + i % own_);
     }
   }
 
@@ -94,23 +94,23 @@ class ExpertExchange {
       of_permuted.push_back(part(permuted.row_range(at, n.sent[e]), e / own_));
     int64_t at = 0;
     for (int i = 0; i < own_; ++i) {
-      for (int rank = 0; rank < experts_.ranks(); ++rank) {
+      for (int rank = 0; rank < expert_ranks_.ranks(); ++rank) {
         const int64_t rows = n.came[rank * own_ + i];
         of_dispatched.push_back(part(dispatched.row_range(at, rows), rank));
         at += rows;
       }
     }
-    wait_stream(experts_.stream(), compute_);
-    direction == Direction::dispatch ? experts_.all_to_all_v(of_permuted, of_dispatched)
-                                     : experts_.all_to_all_v(of_dispatched, of_permuted);
-    arrived_.record(experts_.stream());
+    wait_stream(expert_ranks_.stream(), compute_);
+    direction == Direction::dispatch ? expert_ranks_.all_to_all_v(of_permuted, of_dispatched)
+                                     : expert_ranks_.all_to_all_v(of_dispatched, of_permuted);
+    arrived_.record(expert_ranks_.stream());
   }
 
   const int all_;  // experts of a layer
-  Communicator& experts_;
+  Communicator& expert_ranks_;
   cudaStream_t compute_;
-  const int own_ = all_ / experts_.ranks();  // those of this rank
-  Event arrived_;                            // the rows are where they were sent
+  const int own_ = all_ / expert_ranks_.ranks();  // this rank has so many
+  Event arrived_;                                 // the rows are where they were sent
 };
 
 }  // namespace pentatron

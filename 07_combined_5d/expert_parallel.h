@@ -61,17 +61,20 @@ struct ExpertGradients {
 
 class ExpertParallel : public FeedForward {
  public:
-  // `experts`: the ranks that share out the experts. `tokens`: the ranks that share out the tokens of a
-  // micro-batch. `tensor`: the ranks that split the columns of each expert. Null: this rank has all.
-  ExpertParallel(const TrainingConfig& training, const ExpertOptions& options, Communicator& experts,
-                 cudaStream_t compute, Communicator* tokens = nullptr, Communicator* tensor = nullptr)
+  // `expert_ranks` share out the experts, `token_ranks` the tokens of a micro-batch, and `tensor_ranks` the
+  // columns of each expert. Null: this rank has all.
+  ExpertParallel(const TrainingConfig& training, const ExpertOptions& options, Communicator& expert_ranks,
+                 cudaStream_t compute, Communicator* token_ranks = nullptr,
+                 Communicator* tensor_ranks = nullptr)
       : training_(training),
-        rows_(int64_t{training.micro_batch_size} * training.sequence_length / (tokens ? tokens->ranks() : 1)),
-        f_(model_.d_ff / (tensor ? tensor->ranks() : 1)),
+        rows_(int64_t{training.micro_batch_size} * training.sequence_length /
+              (token_ranks ? token_ranks->ranks() : 1)),
+        f_(model_.d_ff / (tensor_ranks ? tensor_ranks->ranks() : 1)),
         buffer_rows_(model_.experts > 0 ? expert_buffer_rows(model_, options, rows_) : 0),
-        experts_(experts),
-        router_(model_, options.aux_loss, rows_, tokens, !tensor || tensor->rank() == 0, compute),
-        exchange_(model_.experts, experts, compute),
+        expert_ranks_(expert_ranks),
+        router_(model_, options.aux_loss, rows_, token_ranks, !tensor_ranks || tensor_ranks->rank() == 0,
+                compute),
+        exchange_(model_.experts, expert_ranks, compute),
         compute_(compute) {
     sent_and_came_ = memory_.matrix<int32_t>(2, model_.experts);
     bands_ = memory_.matrix<int32_t>(copy_bands(rows_), model_.experts);
@@ -91,7 +94,7 @@ class ExpertParallel : public FeedForward {
 
   void declare(Parameters& parameters, const ModelConfig& model, int layer) override {
     router_.declare_gate(parameters, layer);
-    declare_experts(model, own_, experts_.rank(), parameters, layer);
+    declare_experts(model, own_, expert_ranks_.rank(), parameters, layer);
     if (has_shared()) shared_.declare(parameters, model, layer);
     if (model_.has_balance_bias()) router_.declare_bias(training_, parameters, layer);
   }
@@ -211,7 +214,7 @@ class ExpertParallel : public FeedForward {
 
   // Parameter `of` (0: gate, 1: up, 2: down) of each of this rank's experts, and so many more after it.
   int parameter(int layer, int i, int of) const {
-    return router_.gate(layer) + 1 + 3 * (experts_.rank() * own_ + i) + of;
+    return router_.gate(layer) + 1 + 3 * (expert_ranks_.rank() * own_ + i) + of;
   }
   std::vector<Tensor> weights(const Parameters& parameters, int layer, int of, int count = 1) const {
     std::vector<Tensor> each;
@@ -239,7 +242,7 @@ class ExpertParallel : public FeedForward {
     RowsOfExperts r;
     for (int i = 0; i < own_; ++i) {
       int64_t rows = 0;
-      for (int rank = 0; rank < experts_.ranks(); ++rank) rows += n.came[rank * own_ + i];
+      for (int rank = 0; rank < expert_ranks_.ranks(); ++rank) rows += n.came[rank * own_ + i];
       r.first.push_back(r.all);
       r.rows.push_back(rows);
       r.all += rows;
@@ -252,8 +255,8 @@ class ExpertParallel : public FeedForward {
   const int64_t rows_, f_;  // f: columns of this rank's part of an expert
   const int64_t copies_ = rows_ * model_.top_k;
   const int64_t buffer_rows_;
-  Communicator& experts_;
-  const int own_ = model_.experts / experts_.ranks();  // experts of this rank
+  Communicator& expert_ranks_;
+  const int own_ = model_.experts / expert_ranks_.ranks();  // experts of this rank
   Router router_;
   FeedForward shared_{"mlp.shared_experts.", model_.shared_experts};
   TensorRegion inside_;  // what the shared experts see: their input is entered already

@@ -33,9 +33,9 @@ inline bool share_alike(const CombinedOptions& o, const MeshShape& shape) {
 }
 
 // Whether all ranks of an axis sit alike: neighbours fill nodes, or a node has room for several groups.
-inline bool sit_alike(const MeshShape& shape, int sharing, int ranks_per_node) {
+inline bool sit_alike(const MeshShape& shape, int neighbours, int ranks_per_node) {
   const auto even = [&](int n) { return n % ranks_per_node == 0 || ranks_per_node % n == 0; };
-  return even(shape.tp) && even(shape.tp * sharing) && (shape.pp == 1 || even(shape.ranks() / shape.pp)) &&
+  return even(shape.tp) && even(shape.tp * neighbours) && (shape.pp == 1 || even(shape.ranks() / shape.pp)) &&
          (shape.shard_ranks == 0 || even(shape.tp * shape.shard_ranks));
 }
 
@@ -47,23 +47,23 @@ struct PresentRanks {
 // The ranks that have to be there: all, if they sit otherwise on one node than on another.
 inline PresentRanks present_ranks(const CombinedOptions& options, const MeshShape& shape,
                                   int ranks_per_node) {
-  const int sharing = std::lcm(shape.cp, shape.ep);  // neighbours that share out a sequence, or the experts
-  const int groups = shape.cp * shape.dp / sharing;
-  const bool folds = sit_alike(shape, sharing, ranks_per_node);
-  std::vector<int> stand_for(sharing, 1);  // how many of those that share out each one stands for
+  const int neighbours = std::lcm(shape.cp, shape.ep);  // they share out a sequence, or the experts
+  const int groups = shape.cp * shape.dp / neighbours;
+  const bool folds = sit_alike(shape, neighbours, ranks_per_node);
+  std::vector<int> stand_for(neighbours, 1);  // for how many of its neighbours each one stands
   if (share_alike(options, shape)) {
     std::ranges::fill(stand_for, 0);
-    if (shape.cp > 1) stand_for.back() = sharing / 2;
-    stand_for.front() = sharing - stand_for.back();
+    if (shape.cp > 1) stand_for.back() = neighbours / 2;
+    stand_for.front() = neighbours - stand_for.back();
   }
   PresentRanks present;
   for (int rank = 0; rank < shape.ranks(); ++rank) {
-    // rank = tensor + TP (place + SHARING (group + GROUPS pipeline))
-    const int tensor = rank % shape.tp, place = rank / shape.tp % sharing;
-    const int group = rank / shape.tp / sharing % groups;
-    if (folds && (tensor > 0 || group > 0 || stand_for[place] == 0)) continue;
+    // rank = tensor + TP (neighbour + NEIGHBOURS (group + GROUPS pipeline))
+    const int tensor = rank % shape.tp, neighbour = rank / shape.tp % neighbours;
+    const int group = rank / shape.tp / neighbours % groups;
+    if (folds && (tensor > 0 || group > 0 || stand_for[neighbour] == 0)) continue;
     present.ranks.push_back(rank);
-    present.stand_for.push_back(folds ? shape.tp * groups * stand_for[place] : 1);
+    present.stand_for.push_back(folds ? shape.tp * groups * stand_for[neighbour] : 1);
   }
   return present;
 }

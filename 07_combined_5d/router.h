@@ -35,13 +35,13 @@ inline std::string prefix_of_experts(int layer) { return "model.layers." + std::
 
 class Router {
  public:
-  // For `rows` tokens of a micro-batch, which the ranks of `tokens` share out (null: none do).
-  Router(const ModelConfig& model, double aux_loss, int64_t rows, Communicator* tokens,
+  // For `rows` tokens of a micro-batch, which `token_ranks` share out (null: none do).
+  Router(const ModelConfig& model, double aux_loss, int64_t rows, Communicator* token_ranks,
          bool first_tensor_rank, cudaStream_t compute)
       : model_(model),
         aux_loss_(aux_loss),
         rows_(rows),
-        tokens_(tokens),
+        token_ranks_(token_ranks),
         first_tensor_rank_(first_tensor_rank),
         compute_(compute),
         gate_(model.layers),
@@ -97,10 +97,10 @@ class Router {
     const double copies_of_micro_batch = tokens_of_micro_batch() * model_.top_k;
     count_loads(a.chosen, 1 / copies_of_micro_batch, {a.fractions, false}, compute_);
     if (model_.balance != Balance::loss) return;
-    if (tokens_ && tokens_->ranks() > 1) {
-      wait_stream(tokens_->stream(), compute_);
-      tokens_->all_reduce(a.fractions.data, a.fractions.data, model_.experts);
-      wait_stream(compute_, tokens_->stream());
+    if (token_ranks_ && token_ranks_->ranks() > 1) {
+      wait_stream(token_ranks_->stream(), compute_);
+      token_ranks_->all_reduce(a.fractions.data, a.fractions.data, model_.experts);
+      wait_stream(compute_, token_ranks_->stream());
     }
     if (recomputing) return;
     pentatron::add_balance_loss(a.probabilities, a.fractions.data, balance_scale(batch), loss_.data,
@@ -122,7 +122,7 @@ class Router {
   }
 
  private:
-  double tokens_of_micro_batch() const { return rows_ * (tokens_ ? tokens_->ranks() : 1); }
+  double tokens_of_micro_batch() const { return rows_ * (token_ranks_ ? token_ranks_->ranks() : 1); }
 
   // The factor of f in the gradient of each probability, and of f times the probability in the loss. Only the
   // first tensor rank counts; otherwise the balance loss would be added once for each tensor rank.
@@ -134,7 +134,7 @@ class Router {
   const ModelConfig& model_;
   const double aux_loss_;
   const int64_t rows_;
-  Communicator* const tokens_;
+  Communicator* const token_ranks_;
   const bool first_tensor_rank_;
   cudaStream_t compute_;
   std::vector<int> gate_, bias_;  // [layers]: their numbers; the experts' parameters lie between

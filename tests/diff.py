@@ -12,6 +12,7 @@ SEAMS = pathlib.Path("common/model/seams.h")
 MAINS = {
     path.parts[0][:2] if path.stem == "main" else path.stem: path
     for path in sorted(pathlib.Path().glob("0*/*.cu"))
+    if "int main(" in path.read_text(encoding="utf-8")
 }
 CLASS = re.compile(r"^class (\w+)(?: : public (\w+))? \{$", re.M)
 # As clang-format leaves it: the last line of a body begins in the column of the function's first line.

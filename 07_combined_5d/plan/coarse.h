@@ -20,7 +20,7 @@ class CoarseCost {
     Passes head;
     multiply(head, rows_, c_.d, c_.vocabulary);
     move(head, rows_ * c_.vocabulary, 2 * rows_ * c_.vocabulary);  // softmax and loss
-    Passes most, sum;  // of a pipeline rank: of the one that has most to do, of all
+    Passes most, sum;  // the pipeline rank that has most to do; all pipeline ranks together
     Holds own;
     double longest = 0;
     for (const PipelineRank& stage : stages_) {
@@ -46,8 +46,9 @@ class CoarseCost {
  private:
   static constexpr double r = sizeof(real), a = sizeof(accum);
 
-  // Of a micro-batch: the seconds of forward, of backward to the input, and of weight gradients: T_F, T_B and
-  // T_W of the notes. How much of them is a wait for the ranks of an axis, that nothing hides.
+  // The seconds that a micro-batch takes forward, in backward to the input, and for weight gradients (T_F,
+  // T_B, T_W of the notes); and how long of them a rank waits for the others of an axis, where nothing hides
+  // it.
   struct Passes {
     double forward = 0, input = 0, weight = 0, tensor = 0, context = 0, experts = 0;
     double seconds() const { return forward + input + weight; }

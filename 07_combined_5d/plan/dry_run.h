@@ -67,7 +67,7 @@ inline void dry_run(Plan& plan, const std::vector<std::string>& model, int ranks
   if (!summary.empty()) read_summary(plan, nlohmann::json::parse(summary)["summary"]);
 }
 
-// The same for each plan, as many at a time as there are cores. On a terminal a line says how far it is.
+// Dry runs of all plans, as many at a time as there are cores. On a terminal a line says how far they are.
 inline void dry_run(std::vector<Plan>& plans, const std::vector<std::string>& model, int ranks_per_node) {
   std::atomic<size_t> next = 0, done = 0;
   const auto work = [&] {

@@ -131,7 +131,7 @@ inline size_t libraries_of(const CombinedOptions& o, const MeshShape& shape, int
   for (const int ranks : {o.cp, shards, ep, shards / ep, replicas / shards, shape.ranks()})
     all += channels(ranks, data_blocks);
   if (o.context.cp_exchange == CpExchange::ulysses_ring && o.cp > 1)
-    all += 2 * data_blocks;  // of the neighbours, and of their ring
+    all += 2 * data_blocks;  // the neighbours have a communicator, and their ring
   return library_bytes(all);
 }
 
@@ -155,7 +155,7 @@ struct Search {
   // Layouts that divide the model; of these fit; of these reach the global batch.
   int divide = 0, fit = 0, reach = 0;
   std::vector<Plan> best;       // fastest first
-  std::optional<Plan> nearest;  // of those that do not fit: the one that needs the least memory
+  std::optional<Plan> nearest;  // it does not fit, but needs less memory than the others
 };
 
 struct Planner {
@@ -163,8 +163,8 @@ struct Planner {
   int gpus;
   DeviceProfile gpu;
   std::vector<Wish> wishes = {};
-  // Of another framework: tensor ranks on n nodes wait n^contention times as long, and a ring over n nodes
-  // has its bandwidth divided by (n / 2)^contention.
+  // Another framework's step is slower between nodes: tensor ranks on n nodes wait n^contention times as
+  // long, and a ring over n nodes has its bandwidth divided by (n / 2)^contention.
   double contention = 0;
   // What each pipeline rank keeps, and the channels of the one that has most; computed once for all plans
   // that have this schedule.
@@ -264,7 +264,7 @@ struct Planner {
       }
     }
   }
-  // Of this mesh, all schedules, each with all stages of ZeRO, hybrid or not, and all kinds of recomputation.
+  // Calls `use` with this mesh and each schedule, stage of ZeRO, hybrid or not, and kind of recomputation.
   void for_each_schedule(CombinedOptions o, const std::function<void(const CombinedOptions&)>& use) const {
     using enum PpSchedule;
     const int pp = o.pipeline.pp;

@@ -78,7 +78,7 @@ CombinedOptions parse_model(const std::vector<std::string>& words) {
   return options;
 }
 
-// Of the file that --gpu names. Throws UsageError.
+// Reads "framework" of the file that --gpu names. Throws UsageError.
 Framework read_framework(const std::string& gpu) {
   const MappedFile file("--gpu", profile_path(gpu));
   try {

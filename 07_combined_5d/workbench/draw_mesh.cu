@@ -1,4 +1,4 @@
-// The picture of --show-mesh: a row for each rank, with its places and its groups.
+// The picture of --show-mesh: a row for each rank, with its coordinates and its groups.
 #include <iomanip>
 #include <sstream>
 

@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 
+#include "../../05_pipeline_parallel/stages.h"
 #include "../../05_pipeline_parallel/workbench/simulate.h"
 #include "device/trace.h"
 #include "memory_check.h"

@@ -372,8 +372,7 @@ void check_memory(const Technique& technique) {
   RankShare rank(options);
   rank.micro_batches = 2;
   rank.replicas = d;
-  const MemoryPrediction predicted =
-      in_shards(predict_memory(rank), stage, options, rank.unit_sizes(), d, Reshard::after_use);
+  const MemoryPrediction predicted = in_shards(predict_memory(rank), stage, options, rank.unit_sizes(), d);
   check_bytes(measured, predicted.total());
 
   // The published formulas, of what is there all the time, from the parameters without padding.

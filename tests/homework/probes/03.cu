@@ -25,15 +25,14 @@ struct Shards {
   std::string with;
   int64_t smallest, all = 0, largest = 0;
 
-  explicit Shards(int stage, Reshard reshard = Reshard::after_use, int count = mpi_tests::ranks())
-      : shards(count) {
+  explicit Shards(int stage, int count = mpi_tests::ranks()) : shards(count) {
     for (int unit = 0; unit < units; ++unit)
       parameters.declare({"unit", unit, 2 * shards, int64_t{1} << unit, TensorSplit::replicated_outside});
     for (int unit = 0; unit < units; ++unit) all += group().size(unit);
     smallest = group().size(0), largest = group().largest_size();
     with = "stage " + number(stage) + ": ";
     doing(with, "the constructor");
-    zero = std::make_unique<Zero>(stage, group(), shard_ranks, replicate_ranks, compute, reshard);
+    zero = std::make_unique<Zero>(stage, group(), shard_ranks, replicate_ranks, compute);
   }
   ParameterGroup& group() { return parameters.group(); }
 
@@ -104,11 +103,8 @@ TEST_CASE("03.1: own parts", "[03.1]") {
 }
 
 TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
-  for (const auto& [stage, reshard] : {std::pair(1, Reshard::after_use), std::pair(2, Reshard::after_use),
-                                       std::pair(3, Reshard::after_use), std::pair(3, Reshard::after_step)}) {
-    Shards s(stage, reshard);
-    if (reshard == Reshard::after_step) s.with += "Reshard::after_step: ";
-    const bool two_buffers = stage == 3 && reshard == Reshard::after_use;
+  for (const int stage : {1, 2, 3}) {
+    Shards s(stage);
     const int n = s.shard_ranks.ranks();
     ran();
     std::vector<int> held, before_update;  // the units that were gathered last
@@ -116,7 +112,7 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
     const auto gathers = [&](const std::string& call, int use, int next, bool must) {
       const int allowed = (use < 0 ? 0 : 1 << use) | (next < 0 ? 0 : 1 << next);
       const int64_t bits = s.units_in("all_gather", s.shard_ranks);
-      if (!two_buffers) return;
+      if (stage < 3) return;
       std::string wrong;
       for (const int unit : held) {
         if (bits >> unit & 1)
@@ -240,7 +236,7 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
       uses.clear();
       tell(wrong);
     }
-    if (reshard == Reshard::after_use) s.tell_memory(stage);
+    s.tell_memory(stage);
   }
 }
 
@@ -249,7 +245,7 @@ namespace {
 // Two steps of two micro-batches. `shard_ranks`: those of a copy.
 void check_gradients(const std::vector<int>& stages, int shard_ranks) {
   for (const int stage : stages) {
-    Shards s(stage, Reshard::after_use, shard_ranks);
+    Shards s(stage, shard_ranks);
     const int n = mpi_tests::ranks(), copies = n / shard_ranks;
     const Sum sum = {.parts = 2};
     const std::string operation = stage == 0 ? "all_reduce" : "reduce_scatter";

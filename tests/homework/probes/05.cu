@@ -234,7 +234,7 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
       const std::string call = rank == from ? "send_" + kind + "()" : "receive_" + kind + "()";
       const auto exchange = [&] {
         doing("rank ", from, " sends its ", kind, " to rank ", to);
-        if (rank == from) activation ? p.send_activation(send) : p.send_gradient(send);
+        if (rank == from) p.send(send);
         if (rank == to) activation ? p.receive_activation(receive) : p.receive_gradient(receive);
       };
       const Tensor target = rank == to && activation ? p.input(receive).x : f.activations->d_residual;

@@ -4,8 +4,8 @@
 //
 //   compute          product 0 | product 1 |                      | product 0 | product 1
 //   communication              | sum 0     | sum 1       gather 0 | gather 1  |
-#include "../tensor_parallel.h"
 #include "kernels/row_blocks.h"
+#include "tensor_parallel.h"
 
 namespace pentatron {
 namespace {
