@@ -14,7 +14,7 @@ closure-04 8415
 closure-05 9162
 closure-06 9150
 closure-07 12290
-product 17539
+product 17540
 stand-ins 5720
 other-C++ 20667
 '
