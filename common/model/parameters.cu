@@ -5,20 +5,6 @@
 
 namespace pentatron {
 
-std::vector<GlobalRuns> global_runs(const ParameterRange& range) {
-  const Parameter& p = *range.parameter;
-  const int64_t width = p.local_columns, end = range.begin_in_parameter + range.size;
-  std::vector<GlobalRuns> runs;
-  for (int64_t at = range.begin_in_parameter; at < end;) {
-    const int64_t row = at / width, column = at % width, rest = end - at;
-    const int64_t rows = column == 0 ? std::max<int64_t>(rest / width, 1) : 1;
-    const int64_t length = std::min(width - column, rest);
-    runs.push_back({(p.first_row + row) * p.columns + p.first_column + column, length, rows, p.columns});
-    at += rows * length;
-  }
-  return runs;
-}
-
 // ---- ParameterGroup ---------------------------------------------------------------------------------------
 
 size_t ParameterGroup::declare(int unit, size_t size, bool held) {

@@ -71,14 +71,6 @@ struct ParameterRange {
   size_t begin_in_parameter, begin_in_shard, size;
 };
 
-// Equal runs of consecutive elements of a global matrix: `count` of `length`, one every `stride` elements.
-struct GlobalRuns {
-  int64_t first, length, count, stride;
-};
-// Where the elements of a range lie in the global matrix of its parameter, in the order of the range: whole
-// rows of the local slice, and before and after them a part of one.
-std::vector<GlobalRuns> global_runs(const ParameterRange& range);
-
 // Replicas are ranks that hold the same parameters and compute on different tokens. The sum of their
 // gradients is the gradient. `rank` is this rank's place among `ranks` replicas, which may own a shard each.
 // More replicas form more such groups, of which this is number `shard_group`.
