@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7418
-closure-01-path 4403
-closure-02 8272
-closure-03 8460
-closure-04 8415
-closure-05 9171
-closure-06 9150
-closure-07 12298
-product 17545
-stand-ins 5720
-other-C++ 20671
+closure-01 7410
+closure-01-path 4381
+closure-02 8264
+closure-03 8452
+closure-04 8407
+closure-05 9163
+closure-06 9142
+closure-07 12290
+product 17539
+stand-ins 5715
+other-C++ 20675
 '
 
 tests=$(realpath "$(dirname "$0")")
