@@ -193,6 +193,10 @@ TEST_CASE("safetensors: tensors of several files", "[01][checkpoint]") {
         "--load-weights: " + path + " is not valid; expected a tensor c");
   CHECK(complaint_of_file([&] { tensors.find("b", {2}); }) ==
         "--load-weights: " + path + " is not valid; expected b of shape [2]; it has [2,1]");
+  folder.write("two", file_of(R"({"a":{"dtype":"F16","shape":[2,1],"data_offsets":[0,4]}})", 4));
+  CHECK(complaint_of_file([&] { SafetensorsFolder("--load-weights", folder.path(), "model"); }) ==
+        "--load-weights: " + folder.path() +
+            "/two is not valid; expected a safetensors file; a is in another file, too");
   folder.write("model.safetensors.index.json", R"({"weight_map": {"a": "../one"}})");
   CHECK(complaint_of_file([&] {
           SafetensorsFolder("--load-weights", folder.path(), "model");

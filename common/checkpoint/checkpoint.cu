@@ -43,28 +43,38 @@ std::vector<StoredTensor> stored(const Parameters& parameters, NumberType type,
   return tensors;
 }
 
-// Equal runs of consecutive elements of a global matrix: `count` of `length`, one every `stride` elements.
-struct GlobalRuns {
-  int64_t first, length, count, stride;
+constexpr const char* master_name = "master";  // of a state
+constexpr const char *head_name = "lm_head.weight", *embedding_name = "model.embed_tokens.weight";
+
+// ---- Where elements lie
+
+// A range in parts of `most` elements, for copies; the last one may have fewer.
+std::vector<ParameterRange> parts_of(const ParameterRange& range, size_t most) {
+  std::vector<ParameterRange> parts;
+  for (size_t done = 0; done < range.size; done += most) {
+    parts.push_back({range.parameter, range.begin_in_parameter + done, range.begin_in_shard + done,
+                     std::min(most, range.size - done)});
+  }
+  return parts;
+}
+
+struct GlobalRun {
+  size_t first, length;  // consecutive elements of a parameter's global matrix
 };
-// Where the elements of a range lie in the global matrix of its parameter, in the order of the range: whole
-// rows of the local slice, and before and after them a part of one.
-std::vector<GlobalRuns> global_runs(const ParameterRange& range) {
+
+// Where the elements of a range lie in the global matrix, in the order of the range. Where this rank holds
+// some of the columns, a run ends with each row of its slice.
+std::vector<GlobalRun> runs_of(const ParameterRange& range) {
   const Parameter& p = *range.parameter;
-  const int64_t width = p.local_columns, end = range.begin_in_parameter + range.size;
-  std::vector<GlobalRuns> runs;
-  for (int64_t at = range.begin_in_parameter; at < end;) {
-    const int64_t row = at / width, column = at % width, rest = end - at;
-    const int64_t rows = column == 0 ? std::max<int64_t>(rest / width, 1) : 1;
-    const int64_t length = std::min(width - column, rest);
-    runs.push_back({(p.first_row + row) * p.columns + p.first_column + column, length, rows, p.columns});
-    at += rows * length;
+  const size_t width = p.local_columns, end = range.begin_in_parameter + range.size;
+  std::vector<GlobalRun> runs;
+  for (size_t at = range.begin_in_parameter; at < end; at += runs.back().length) {
+    const size_t row = p.first_row + at / width, column = p.first_column + at % width;
+    const size_t rest = p.local_columns == p.columns ? end - at : std::min(width - at % width, end - at);
+    runs.push_back({row * p.columns + column, rest});
   }
   return runs;
 }
-
-constexpr const char* master_name = "master";  // of a state
-constexpr const char *head_name = "lm_head.weight", *embedding_name = "model.embed_tokens.weight";
 
 // ---- All ranks together
 
@@ -126,22 +136,17 @@ void require_same(const std::string& thing, const std::string& content) {
 template <class T>
 void load_range(const FoundTensor& from, const ParameterRange& range, T* to, cudaStream_t stream) {
   const PinnedArray<T> host(std::min(range.size, checkpoint_buffer / sizeof(T)));
-  size_t filled = 0;
-  const auto send = [&] {
+  const NumberType type = from.description.type;
+  for (const ParameterRange& part : parts_of(range, host.size())) {
+    size_t filled = 0;
+    for (const auto& [first, length] : runs_of(part)) {
+      for (size_t i = first; i < first + length; ++i)
+        host[filled++] = static_cast<T>(static_cast<accum>(number_at(type, from.data, i)));
+    }
     CUDA_CHECK(cudaMemcpyAsync(to, host.data(), filled * sizeof(T), cudaMemcpyHostToDevice, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
     to += filled;
-    filled = 0;
-  };
-  const NumberType type = from.description.type;
-  for (const GlobalRuns& runs : global_runs(range)) {
-    for (int64_t i = 0; i < runs.count * runs.length; ++i) {
-      const int64_t at = runs.first + i / runs.length * runs.stride + i % runs.length;
-      host[filled++] = static_cast<T>(static_cast<accum>(number_at(type, from.data, at)));
-      if (filled == host.size()) send();
-    }
   }
-  if (filled > 0) send();
 }
 
 // A checkpoint of this project's has these tensors alone, in types of the precision that wrote it.
@@ -277,14 +282,14 @@ void compare_weights(const Parameters& parameters, int64_t steps) {
   for (const Shard& shard : parameters.held()) {
     for (const ParameterRange& range : parameters.ranges(shard)) {
       uint32_t checksum = 0;
-      for (size_t done = 0; done < range.size; done += host.size()) {
-        const real* const from = shard.weights + range.begin_in_shard + done;
-        const size_t bytes = std::min(host.size(), range.size - done) * sizeof(real);
+      for (const ParameterRange& part : parts_of(range, host.size())) {
+        const real* const from = shard.weights + part.begin_in_shard;
+        const size_t bytes = part.size * sizeof(real);
         CUDA_CHECK(cudaMemcpy(host.data(), from, bytes, cudaMemcpyDeviceToHost));
         checksum ^= crc32_of(reinterpret_cast<const std::byte*>(host.data()), bytes);
       }
-      mine << "step " << steps << ": " << range.parameter->name << '\t' << global_runs(range).front().first
-           << '+' << range.size << '\t' << checksum_text(checksum) << '\n';
+      mine << "step " << steps << ": " << range.parameter->name << '\t' << runs_of(range).front().first << '+'
+           << range.size << '\t' << checksum_text(checksum) << '\n';
     }
   }
   if (const std::string words = difference(mine.str()); !words.empty()) throw RunError(words);
@@ -360,28 +365,17 @@ void Checkpoint::write(const std::string& part, std::vector<File>& files) {
   }
 }
 
-// They follow each other in the shard. In the file, parts of rows have gaps between them.
 void Checkpoint::write_range(const ParameterRange& range, const void* shard, const StoredTensor& tensor,
                              uint32_t& checksum, SharedFile& file) {
   const size_t element = bytes_of(tensor.type);
-  const auto* from = static_cast<const std::byte*>(shard) + range.begin_in_shard * element;
-  for (const GlobalRuns& runs : global_runs(range)) {
-    const size_t bytes = runs.count * runs.length * element,
-                 length = runs.length == runs.stride ? bytes : runs.length * element;
-    for (size_t done = 0; done < bytes;) {
-      const size_t end = std::min(done + checkpoint_buffer, bytes);
-      const std::byte* data = to_host(from + done, end - done);
-      while (done < end) {
-        const size_t run = done / length, in_run = done % length,
-                     size = std::min(length - in_run, end - done);
-        const uint64_t offset = (runs.first + run * runs.stride) * element + in_run;
-        file.write(data, size, tensor.begin + offset);
-        checksum ^= checksum_part(tensor, offset, data, size);
-        done += size;
-        data += size;
-      }
+  const auto* const from = static_cast<const std::byte*>(shard);
+  for (const ParameterRange& part : parts_of(range, checkpoint_buffer / element)) {
+    const std::byte* data = to_host(from + part.begin_in_shard * element, part.size * element);
+    for (const auto& [first, length] : runs_of(part)) {
+      file.write(data, length * element, tensor.begin + first * element);
+      checksum ^= checksum_part(tensor, first * element, data, length * element);
+      data += length * element;
     }
-    from += bytes;
   }
 }
 

@@ -140,8 +140,10 @@ SafetensorsFolder::SafetensorsFolder(const std::string& option, const std::strin
     const std::string path = (std::filesystem::path(folder) / name).string();
     const MappedFile& file = files_.emplace_back(option, path);
     try {
-      for (const StoredTensor& tensor : read_header(file.text()))
-        tensors_[tensor.name] = {tensor, &file.bytes()[tensor.begin]};
+      for (const StoredTensor& tensor : read_header(file.text())) {
+        const FoundTensor found = {tensor, &file.bytes()[tensor.begin]};
+        if (!tensors_.try_emplace(tensor.name, found).second) throw tensor.name + " is in another file, too";
+      }
     } catch (const std::string& fault) {
       throw UsageError(option, path, "a safetensors file; " + fault);
     }

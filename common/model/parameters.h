@@ -58,8 +58,7 @@ struct Parameter : Declaration {
   size_t local_size() const { return static_cast<size_t>(local_rows) * local_columns; }
 };
 
-// ---- From 02 on: who holds what. One device holds all
-// ------------------------------------------------------
+// ---- From 02 on: who holds what ---------------------------------------------------------------------------
 
 // Replicas are ranks that hold the same parameters and compute on different tokens. The sum of their
 // gradients is the gradient. This is number `rank` of `ranks` replicas, which may own a shard each. More

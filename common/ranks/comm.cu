@@ -277,7 +277,7 @@ Communicator::Communicator(World& world, const std::vector<int>& members, const 
   config.maxCTAs = most_blocks;
   if (!world.present_.empty()) set_present(config, members, present);
   const bool is_shared = share_self && ranks_ == 1;
-  uint64_t number = ++world.alone_;  // of a group of one member: no other rank asks for it
+  uint64_t number = ++world.communicators_made_;  // of a group of one member: no other rank asks for it
   if (is_shared) comm_ = world.self_;
   if (comm_ == nullptr) number = join(processes, config);
   if (is_shared) world.self_ = comm_;

@@ -246,7 +246,7 @@ class World : public Peers {
   bool started_mpi_ = false;
   std::set<Communicator*> communicators_;
   ncclComm_t self_ = nullptr;  // of all groups of one member, if they share one; made with the first of them
-  uint64_t alone_ = 0;         // communicators that this rank has made so far
+  uint64_t communicators_made_ = 0;  // by this rank, so far
   std::unique_ptr<Watchdog> watchdog_;
 };
 

@@ -127,12 +127,9 @@ void LaunchOrder::started(uint64_t number, int64_t time) {
 using nccl_mpi::launch_order;
 using nccl_mpi::Operation;
 
-ncclComm::ncclComm(const nccl_mpi::Members& members, const nccl_mpi::Network& modelled_network,
-                   int modelled_channels)
+ncclComm::ncclComm(const nccl_mpi::Members& members, const nccl_mpi::Network& network, int channels)
     : mpi(members.comm),
       world_ranks(members.world_ranks),
-      network(modelled_network),
-      channels(modelled_channels),
       rank(members.rank),
       device(nccl_mpi::current_device()),
       last_(new Entry),

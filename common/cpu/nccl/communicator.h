@@ -92,8 +92,6 @@ struct ncclComm {
 
   const MPI_Comm mpi;
   const std::vector<int> world_ranks;
-  const nccl_mpi::Network network;
-  const int channels;
   const int rank;
   const int device;
 
