@@ -16,7 +16,7 @@ closure-06 9150
 closure-07 12298
 product 17545
 stand-ins 5720
-other-C++ 20605
+other-C++ 20604
 '
 
 tests=$(realpath "$(dirname "$0")")
