@@ -36,6 +36,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 
 QUESTION = re.compile(r"<details>\n<summary>(.*?)</summary>\n\n(.*?)\n\n</details>\n", re.S)
 SESSION = re.compile(r"^    \$ ((?:.*[\\|]\n)*.*)\n?((?:    (?!\$ ).*\n?)*)", re.M)
@@ -70,8 +71,17 @@ def lines(text):
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
-@functools.cache
+LOCKS = {}  # of commands
+
+
 def printed(command):
+    """What a command prints. Who needs the same command waits for it, and does not run it again."""
+    with LOCKS.setdefault(command, threading.Lock()):
+        return run(command)
+
+
+@functools.cache
+def run(command):
     environment = {**os.environ, "UCX_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1", "LC_ALL": "C"}
     return subprocess.run(
         ["bash", "-c", command],

@@ -41,6 +41,14 @@ Summary two_ranks() {
                     {{{{110, 190, 300, 400, 500}, {}}, {111, 191, 301, 401, 501}}, {}, {}, 1}}};
 }
 
+nlohmann::json by_purpose(const std::vector<int>& bytes) {
+  return {{"weights", bytes[0]},
+          {"gradients", bytes[1]},
+          {"optimizer", bytes[2]},
+          {"activations", bytes[3]},
+          {"communication", bytes[4]}};
+}
+
 std::vector<nlohmann::json> parsed_lines(const std::string& path) {
   std::vector<nlohmann::json> lines;
   std::istringstream text(pentatron::tests::read_file(path));
@@ -110,52 +118,29 @@ TEST_CASE("log: the last line is the summary", "[log]") {
   std::ostringstream out;
   RunLog log(out, {path, 1, 1, 1, 0, 1});
   log.summary(two_ranks());
-  const nlohmann::json expected = {
-      {"ranks", 2},
-      {"layout", {{"dp", 2}, {"tp", 1}}},
-      {"parameters", 459328},
-      {"final_loss", third},
-      {"seconds", 12.5},
-      {"modelled", nullptr},
-      {"streams", nlohmann::json::object()},
-      {"memory",
-       {{{"rank", 0},
-         {"predicted",
-          {{"weights", 100},
-           {"gradients", 200},
-           {"optimizer", 300},
-           {"activations", 400},
-           {"communication", 500}}},
-         {"libraries", {{"estimated", 600}, {"measured", 601}}},
-         {"of_which_unit_buffers",
-          {{"weights", 10}, {"gradients", 10}, {"optimizer", 0}, {"activations", 0}, {"communication", 0}}},
-         {"measured",
-          {{"weights", 101},
-           {"gradients", 201},
-           {"optimizer", 301},
-           {"activations", 401},
-           {"communication", 501}}}},
-        {{"rank", 1},
-         {"predicted",
-          {{"weights", 110},
-           {"gradients", 190},
-           {"optimizer", 300},
-           {"activations", 400},
-           {"communication", 500}}},
-         {"libraries", {{"estimated", 0}, {"measured", 0}}},
-         {"of_which_unit_buffers",
-          {{"weights", 0}, {"gradients", 0}, {"optimizer", 0}, {"activations", 0}, {"communication", 0}}},
-         {"measured",
-          {{"weights", 111},
-           {"gradients", 191},
-           {"optimizer", 301},
-           {"activations", 401},
-           {"communication", 501}}}}}},
-      {"communication",
-       {{{"rank", 0},
-         {"all_reduce", {{"calls", 3}, {"elements", 300}}},
-         {"all_gather", {{"calls", 1}, {"elements", 7}}}},
-        {{"rank", 1}}}}};
+  const nlohmann::json expected = {{"ranks", 2},
+                                   {"layout", {{"dp", 2}, {"tp", 1}}},
+                                   {"parameters", 459328},
+                                   {"final_loss", third},
+                                   {"seconds", 12.5},
+                                   {"modelled", nullptr},
+                                   {"streams", nlohmann::json::object()},
+                                   {"memory",
+                                    {{{"rank", 0},
+                                      {"predicted", by_purpose({100, 200, 300, 400, 500})},
+                                      {"libraries", {{"estimated", 600}, {"measured", 601}}},
+                                      {"of_which_unit_buffers", by_purpose({10, 10, 0, 0, 0})},
+                                      {"measured", by_purpose({101, 201, 301, 401, 501})}},
+                                     {{"rank", 1},
+                                      {"predicted", by_purpose({110, 190, 300, 400, 500})},
+                                      {"libraries", {{"estimated", 0}, {"measured", 0}}},
+                                      {"of_which_unit_buffers", by_purpose({0, 0, 0, 0, 0})},
+                                      {"measured", by_purpose({111, 191, 301, 401, 501})}}}},
+                                   {"communication",
+                                    {{{"rank", 0},
+                                      {"all_reduce", {{"calls", 3}, {"elements", 300}}},
+                                      {"all_gather", {{"calls", 1}, {"elements", 7}}}},
+                                     {{"rank", 1}}}}};
   const std::vector<nlohmann::json> lines = parsed_lines(path);
   REQUIRE(lines.size() == 1);
   CHECK(lines[0].size() == 1);
