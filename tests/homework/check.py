@@ -1,8 +1,11 @@
 """Whether the homework keeps its promises: make homework-check [PART...]. Without a part, all of them;
 "quick" is what every change must pass."""
 
+import csv
 import fnmatch
+import io
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -308,6 +311,29 @@ def bytes_at(path):
         return b""
 
 
+def files(stages):
+    """What is no submission costs a line, whatever lies there in its place."""
+    good = {"pentatron": 1, "stage": "03", "id": "ada", "bodies": {}}
+    with tempfile.TemporaryDirectory() as name:
+        folder, said = pathlib.Path(name), []
+        (folder / "in/folder.json").mkdir(parents=True)
+        for kind, stage in (("list", []), ("object", {}), ("number", 3)):
+            put(folder / f"in/{kind}.json", json.dumps(good | {"stage": stage}))
+        put(folder / "in/large.json", json.dumps(good | {"open": "1" * submissions.LARGEST}))
+        put(folder / "in/deep.json", "[" * 100_000)
+        put(folder / os.fsdecode(b"in/\xff.json"), "")
+        os.mkfifo(folder / "in/pipe.json")
+        for link, to in (("nothing", "none"), ("endless", "/dev/zero"), ("foreign", "/etc/passwd")):
+            (folder / f"in/{link}.json").symlink_to(to)
+        submissions.grade_many(stages, folder / "in", folder / "out.csv", "check", say=said.append)
+        rows = list(csv.DictReader(io.StringIO((folder / "out.csv").read_text())))
+        told = (folder / "out.txt").read_text().count("== ")
+    expect(
+        len(rows) == told == 11 and all(row["total"] == "0" and row["comment"] for row in rows),
+        f"11 files that are no submissions have a line each: {[row['file'] for row in rows]}",
+    )
+
+
 def submitted(stages):
     """A submission that is graded twice gets the same table to the byte; wrong files cost a line."""
     stage = stages["03"]
@@ -460,6 +486,7 @@ def pages_of_learners(stages):
 
 PARTS = {
     "data": data,
+    "files": files,
     "grades": grades,
     "pages": pages_of_learners,
     "reference": reference_itself,
@@ -475,6 +502,7 @@ def check(stages, parts):
     begin = time.time()
     if parts == ["quick"]:
         data(stages)
+        files(stages)
         grades(stages)
         reference_itself(stages)
         starters(stages, ["03"])

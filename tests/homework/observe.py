@@ -218,10 +218,11 @@ def ring_lines(output):
             yield f"{part} half{'s' * (part == 'both')}, {line.strip()}"
 
 
-def text_of(path):
-    """Of a regular file. A run may have left something else there: a link, or a pipe that nobody writes."""
+def text_of(path, size=FILE_BYTES):
+    """Of a regular file, so much at most. A run, or who hands in, may have left something else there: a link,
+    a folder, or a pipe that nobody writes."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), errors="replace") as file:
-        return file.read(FILE_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else ""
+        return file.read(size) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else ""
 
 
 def facts_of_log(path):

@@ -28,6 +28,7 @@ from observe import (
     in_words,
     is_right,
     observe,
+    text_of,
 )
 from sandbox import Sandbox, check_sandbox
 from reference import in_workplaces, numbers_of
@@ -83,23 +84,23 @@ def read_submission(path, stages):
 
     def check(good, what):
         if not good:
-            raise UsageError(f"{path.name}: {what}")
+            raise UsageError(what)
 
-    check(path.stat().st_size <= LARGEST, f"more than {LARGEST:,} bytes")
+    none = "not a submission (make submit-03 writes one)"
     try:
-        content = json.loads(path.read_text())
+        text = text_of(path, LARGEST + 1)
+        check(len(text) <= LARGEST, f"more than {LARGEST:,} bytes")
+        content = json.loads(text)
         json.dumps(content, ensure_ascii=False).encode()  # what is no text can't be graded, nor told
-    except (ValueError, RecursionError):
-        check(False, "not a submission (make submit-03 writes one)")
+    except (OSError, ValueError, RecursionError):
+        check(False, none)
+    check(isinstance(content, dict) and content.get("pentatron") == FORMAT, none)
+    stage = content.get("stage")
     check(
-        isinstance(content, dict) and content.get("pentatron") == FORMAT,
-        "not a submission (make submit-03 writes one)",
+        isinstance(stage, str) and stage in stages,
+        f"stage {str(stage)[:20]!r} is not one of {', '.join(stages)}",
     )
-    check(
-        content.get("stage") in stages,
-        f"stage {str(content.get('stage'))[:20]!r} is not one of {', '.join(stages)}",
-    )
-    exercises = stages[content["stage"]].exercises
+    exercises = stages[stage].exercises
     check(isinstance(content.get("id"), str), "no ID")
     check_id(content["id"][:65])
 
@@ -366,15 +367,14 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
     folder = ROOT / "build/homework/grades"
     folder.mkdir(parents=True, exist_ok=True)
     contents, rows, texts = {}, {}, {}
-    for path in files:
+    names = [path.name.encode(errors="backslashreplace").decode() for path in files]
+    for name, path in zip(names, files):
         try:
-            contents[path.name] = read_submission(path, stages)
-        except UsageError as error:
-            rows[path.name], texts[path.name] = (
-                row_of(path.name, {"total": 0, "comment": str(error)}),
-                [str(error)],
-            )
-            say(str(error))
+            contents[name] = read_submission(path, stages)
+        except Exception as error:  # whatever it is, it is this file's
+            why = str(error) if isinstance(error, UsageError) else f"can't be read: {type(error).__name__}"
+            rows[name], texts[name] = row_of(name, {"total": 0, "comment": why}), [why]
+            say(f"{name}: {why}")
     grader, used = (
         Grader(stages, term, folder),
         [s for s in stages.values() if s.number in {c["stage"] for c in contents.values()}],
@@ -419,15 +419,13 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
     out = io.StringIO()
     table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     table.writeheader()
-    table.writerows(rows[path.name] for path in files)
+    table.writerows(rows[name] for name in names)
     put(target, out.getvalue())
-    for name, table in grading.tables([rows[path.name] for path in files], roster).items():
+    for name, table in grading.tables([rows[name] for name in names], roster).items():
         put(target.with_name(f"{target.stem}-{name}.csv"), table)
     put(
         target.with_suffix(".txt"),
-        "".join(
-            f"== {path.name}\n" + "".join(line + "\n" for line in texts[path.name]) + "\n" for path in files
-        ),
+        "".join(f"== {name}\n" + "".join(line + "\n" for line in texts[name]) + "\n" for name in names),
     )
     unknown = sorted({row["id"] for row in rows.values() if row["id"]} - (roster or set()))
     if roster is None:
