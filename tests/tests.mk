@@ -110,7 +110,7 @@ clangd: ## compile_flags.txt: what clangd asks for, of this build
 
 # ---- Homework --------------------------------------------------------------------------------------------------------
 HOMEWORK = python3 tests/homework/homework.py
-GIVEN = $(foreach name,ID HUNT STAGES TERM TO IN OUT ROSTER PAGES,$(if $($(name)),$(name)='$($(name))'))
+GIVEN = $(foreach name,ID HUNT STAGES EXERCISES TERM TO IN OUT ROSTER PAGES,$(if $($(name)),$(name)='$($(name))'))
 grade-%: ## what you wrote of stage 03: points, and what is wrong;  hint-03.2  races-03  paper-03  submit-03
 	@$(HOMEWORK) grade-stage $* $(GIVEN)
 races-% paper-% hint-% submit-% hunt-%:

@@ -235,6 +235,47 @@ def starters(stages, only=None):
             expect(differ == sorted(planted), f"{number}: a hunt has three mistakes, in {', '.join(planted)}")
 
 
+def parts_of_a_stage(stages):
+    """Only what is asked is to be written, is judged, and counts; each exercise by its probe, where its runs
+    need one that is not written or wrong."""
+    stage = stages["06"]
+    expect("is not valid" in refusal(sources.ask, stages, ["06.9"]), "an unknown exercise is refused")
+    sources.ask(stages, ["06.1", "06.2", "paper"])
+    with tempfile.TemporaryDirectory() as name:
+        to = pathlib.Path(name) / "hw"
+        starter.starter([stage], "check", to)
+        stubs = [n for n, e in stage.exercises.items() if sources.is_stub(sources.bodies_of(to, e))]
+        expect(stubs == ["06.1", "06.2"], f"EXERCISES leaves the others written: {stubs}")
+        note = (to / "HOMEWORK.md").read_text()
+        expect("| 06.2 |" in note and "06.3" not in note and "hint-06.1" in note, "HOMEWORK.md names these")
+        grader = submissions.Grader(stages, "check", pathlib.Path(name))
+        grader.references["06"] = {}
+        bodies = {n: sources.bodies_of(ROOT, e) for n, e in stage.exercises.items()}
+        bodies["06.2"] = sources.stub(stage.exercises["06.2"])
+        result = grader.submission(None, {"stage": "06", "id": "ada", "bodies": bodies})
+        expect((result["total"], result["of"]) == (15, 40), f"one of two exercises: {result}")
+    sources.ask(stages, [])
+    expect(stage.possible() == 100, "without EXERCISES all is asked")
+
+    stage, ends = stages["01"], {"01.3": "01.3 is not written yet (matmul.cu:1)"}
+    seen = {name: Observation(ends["01.3"]) for name in stage.runs}
+    verdict = grade.judge(stage, stage.exercises["01.1"], "", seen, reference.load()["01"], None)
+    expect((verdict.points, verdict.because) == (0, "01.3"), f"a run that ends at a stub: {verdict.line()}")
+    grade.believe_probe(grade.told(verdict, ""), "01.3")
+    expect(verdict.points == 10, f"its probe alone judges it: {verdict.line()}")
+    for hints, blamed in ((["", "no", "", "other"], [2]), (["", "a", "a", "b"], [2, 3]), ([""] * 4, [1])):
+        verdicts = [
+            grade.Verdict(f"03.{n}", "", 10, 0, "wrong", hint, wrong=1) for n, hint in enumerate(hints, 1)
+        ]
+        grade.blame(stages["03"], verdicts)
+        found = [int(v.exercise[3:]) for v in verdicts if not v.because]
+        right = [v.points == 10 for v in verdicts]
+        expect(
+            found == blamed and right == [bool(any(hints) and not hint) for hint in hints],
+            f"with the hints {hints} 03.{blamed} is to blame: {[v.line() for v in verdicts]}",
+        )
+
+
 def without_bodies(stage, file):
     text = (ROOT / file).read_text()
     for exercise in stage.exercises.values():
@@ -379,12 +420,12 @@ def submitted(stages):
         submissions.Grader.submission = whole
         table, moodle = tables[0].decode(), (folder / "0-moodle-03.csv").read_text()
         expect(
-            "e.json,breaks,03,,,,,,,,,breaks is not in the roster. could not be judged: KeyError: 'lr'"
+            "e.json,breaks,03,,,,,,,,,,breaks is not in the roster. could not be judged: KeyError: 'lr'"
             in table,
             "what the grader can't judge has no total, and the others get theirs",
         )
         expect(
-            "hunt: it is that of check" in table and "\nf.json,bob,03,0,0,0,0," in table,
+            "hunt: it is that of check" in table and "\nf.json,bob,03,0,0,0,0,100," in table,
             "a hunt belongs to an ID",
         )
         expect(
@@ -398,7 +439,7 @@ def submitted(stages):
             "an empty and a foreign submission, and one that is no text, get a line each",
         )
         expect(
-            "\ng.json,right,03,70,0,0,70,0,03.1:10 03.2:10 03.3:20 03.4:20 03.5:10,right,," in table,
+            "\ng.json,right,03,70,0,0,70,100,0,03.1:10 03.2:10 03.3:20 03.4:20 03.5:10,right,," in table,
             "right bodies get all points",
         )
         expect(
@@ -412,8 +453,8 @@ def grades(stages):
     """The tables as Canvas and Moodle read them: who is not in the roster or could not be judged has no
     row."""
 
-    def row(identity, stage, total, more=0):
-        return {"id": identity, "stage": stage, "total": total, "open": more}
+    def row(identity, stage, total, more=0, of=100):
+        return {"id": identity, "stage": stage, "total": total, "open": more, "of": of}
 
     rows = [
         row("ada", "01", 90),
@@ -421,7 +462,8 @@ def grades(stages):
         row("bob", "02", 95, 10),
         row("bob", "02", 40),
         row("eve", "01", 100),
-        row("cid", "01", ""),
+        row("cid", "01", "", of=""),
+        row("ada", "06", 30, of=40),
         row("", "", 0, ""),
     ]
     with tempfile.TemporaryDirectory() as name:
@@ -429,14 +471,16 @@ def grades(stages):
         roster.write_text("ada\n\n bob\r\ncid\n")
         found = grading.tables(rows, grading.read_roster(roster))
         expect("expected one" in refusal(grading.read_roster, name), "a roster that is none is refused")
-    head = "Student,ID,SIS Login ID,Section,Pentatron 0{0}\n    Points Possible,,,,100\n"
+    head = "Student,ID,SIS Login ID,Section,Pentatron 0{}\n    Points Possible,,,,{}\n"
     expect(
         found
         == {
-            "canvas-01": head.format(1) + "ada,,ada,,90\n",
-            "moodle-01": "username,Pentatron 01\nada,90\n",
-            "canvas-02": head.format(2) + "ada,,ada,,0\nbob,,bob,,100\n",
-            "moodle-02": "username,Pentatron 02\nada,0\nbob,100\n",
+            "canvas-01": head.format(1, 100) + "ada,,ada,,90\n",
+            "moodle-01": "username,Pentatron 01 (%)\nada,90\n",
+            "canvas-02": head.format(2, 100) + "ada,,ada,,0\nbob,,bob,,100\n",
+            "moodle-02": "username,Pentatron 02 (%)\nada,0\nbob,100\n",
+            "canvas-06": head.format(6, 40) + "ada,,ada,,30\n",
+            "moodle-06": "username,Pentatron 06 (%)\nada,75\n",
         },
         f"the tables of those in the roster, without an empty cell {found}",
     )
@@ -492,6 +536,7 @@ PARTS = {
     "reference": reference_itself,
     "stubs": stubs,
     "starters": starters,
+    "parts": parts_of_a_stage,
     "submitted": submitted,
     "hostile": hostile,
     "mistakes": mistakes,
@@ -505,6 +550,7 @@ def check(stages, parts):
         files(stages)
         grades(stages)
         reference_itself(stages)
+        parts_of_a_stage(stages)
         starters(stages, ["03"])
         stubs(stages, ["03.3"])
         mistakes(stages, ["03-only-last-micro-batch"])

@@ -33,7 +33,7 @@ def solution_lines(stages):
     return {
         line.strip()
         for stage in stages
-        for e in stage.exercises.values()
+        for e in stage.to_write().values()
         for body in sources.bodies_of(ROOT, e)
         for line in body.splitlines()
         if len(line.strip()) >= 20 and not line.strip().startswith("//")
@@ -42,7 +42,7 @@ def solution_lines(stages):
 
 def corpus_without(stages):
     """The text that the programs learn from, without old forms of the files that are to be written."""
-    names = {e.file.rsplit("/", 1)[-1] for stage in stages for e in stage.exercises.values()}
+    names = {e.file.rsplit("/", 1)[-1] for stage in stages for e in stage.to_write().values()}
     lines, kept, inside = solution_lines(stages), [], False
     for line in (ROOT / "common/corpus.txt").read_text().splitlines():
         if line.startswith("==== "):
@@ -112,10 +112,10 @@ def write_tree(stages, to, note, change):
 
 
 def starter(stages, term, to):
-    """make homework: the bodies of these stages are to be written."""
-    change = {}
-    for file in sorted({e.file for stage in stages for e in stage.exercises.values()}):
-        here = [e for stage in stages for e in stage.exercises.values() if e.file == file]
+    """make homework: the bodies of these stages that are asked are to be written."""
+    change, asked = {}, [e for stage in stages for e in stage.to_write().values()]
+    for file in sorted({e.file for e in asked}):
+        here = [e for e in asked if e.file == file]
         change[file] = sources.stubbed((ROOT / file).read_text(), here)
     change["tests/homework/not_run.txt"] = (
         "~[.]"
@@ -124,23 +124,37 @@ def starter(stages, term, to):
     )
     change["common/device/not_written.h"] = (HERE / "not_written.h").read_text()
     change["HOMEWORK.md"] = homework_note(stages, term)
-    write_tree(stages, to, {"kind": "write", "stages": [s.number for s in stages], "term": term}, change)
+    note = {
+        "kind": "write",
+        "stages": [s.number for s in stages],
+        "asked": list(dict.fromkeys(a for s in stages for a in s.asked)),
+        "term": term,
+    }
+    write_tree(stages, to, note, change)
     print(f"{to} is written; go there and read HOMEWORK.md")
+
+
+PART_NOTES = {"hunt": "three mistakes to find", "paper": "five questions on paper"}
 
 
 def homework_note(stages, term):
     rows = [
         f"| {e.number} | {e.title} | {'★' * e.stars} | {e.points} | `{e.file}` | {e.read} |"
         for stage in stages
-        for e in stage.exercises.values()
+        for e in stage.to_write().values()
     ]
-    return (
-        (HERE / "HOMEWORK.md")
-        .read_text()
-        .replace("{term}", term)
-        .replace("{stage}", stages[0].number)
-        .replace("{rows}", "\n".join(rows))
-    )
+    rows += [
+        f"| {part} | {PART_NOTES[part]} | | {sources.PARTS[part] * len(stages)} | | |"
+        for part in sources.PARTS
+        if all(part in stage.asked for stage in stages)
+    ]
+    words = {
+        "term": term,
+        "stage": stages[0].number,
+        "first": next(iter(stages[0].to_write())),
+        "rows": "\n".join(rows),
+    }
+    return re.sub(r"\{(\w+)\}", lambda found: words[found[1]], (HERE / "HOMEWORK.md").read_text())
 
 
 # ---- The hunt

@@ -50,7 +50,7 @@ def submit(stage, identity, hunt=None, say=print):
         "stage": stage.number,
         "id": identity,
         "term": read_note().get("term", ""),
-        "bodies": {n: sources.bodies_of(ROOT, e) for n, e in stage.exercises.items()},
+        "bodies": {n: sources.bodies_of(ROOT, e) for n, e in stage.to_write().items()},
         "answers": text_at(ROOT / f"answers-{stage.number}.txt"),
         "open": text_at(ROOT / f"open-{stage.number}.txt"),
     }
@@ -209,7 +209,7 @@ class Grader:
     def verdicts(self, machine, stage, handed_in):
         """(verdicts, words about all together) of the bodies {number: [text]}."""
         numbers, verdicts, mine = self.numbers(stage), {}, {}
-        for number, exercise in stage.exercises.items():
+        for number, exercise in stage.to_write().items():
             body = handed_in.get(number)
             verdict = verdicts[number] = grade.Verdict(number, exercise.title, exercise.points)
             verdict.words = self.refused(exercise, body) or ""
@@ -279,17 +279,18 @@ class Grader:
             "write": sum(v.points for v in verdicts),
             "hunt": 0,
             "paper": 0,
+            "of": stage.possible(),
             "open": 0,
             "together": together,
             "equal": " ".join(v.exercise for v in verdicts if v.words == "equals the reference"),
         }
         lines += [f"all together: {together}"] if together else []
-        if content.get("hunt"):
+        if content.get("hunt") and "hunt" in stage.asked:
             result["hunt"], words = self.hunted(machine, stage, content["hunt"], content["id"])
             lines += words + [
                 line for line in content["hunt"].get("found", "").splitlines() if line[:1] not in ("#", "")
             ]
-        if content.get("answers"):
+        if content.get("answers") and "paper" in stage.asked:
             try:
                 of, answers = paper.read_answers(content["answers"])
                 result["paper"] = (
@@ -335,6 +336,7 @@ COLUMNS = [
     "hunt",
     "paper",
     "total",
+    "of",
     "open",
     "exercises",
     "together",
@@ -388,7 +390,7 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
         check_sandbox(machine.tree, stage.program)
         try:
             result = grader.kept(
-                json.dumps(["submission", content], sort_keys=True),
+                json.dumps(["submission", content, stage.asked], sort_keys=True),
                 lambda: grader.submission(machine, content),
             )
         except Exception as error:  # whatever it is, it is this submission's; the others get their grades
@@ -410,7 +412,7 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
         return (
             f"{name}: {result['lines'][0]}"
             if result["total"] == ""
-            else f"{name}: {result['total']}/100, write {result['write']}, hunt {result['hunt']}, paper {result['paper']}"
+            else f"{name}: {result['total']}/{result['of']}, write {result['write']}, hunt {result['hunt']}, paper {result['paper']}"
         )
 
     begin = time.time()
