@@ -110,14 +110,16 @@ clangd: ## compile_flags.txt: what clangd asks for, of this build
 
 # ---- Homework --------------------------------------------------------------------------------------------------------
 HOMEWORK = python3 tests/homework/homework.py
-GIVEN = $(foreach name,ID HUNT STAGES EXERCISES TERM TO IN OUT ROSTER PAGES,$(if $($(name)),$(name)='$($(name))'))
+# What the command line says; a variable of the shell, or of this Makefile, is none of it.
+GIVEN = $(foreach name,ID HUNT STAGES EXERCISES COURSE TO IN OUT ROSTER PAGES,$(if $(filter command,\
+  $(origin $(name))),$(name)='$($(name))'))
 grade-%: ## what you wrote of stage 03: points, and what is wrong;  hint-03.2  races-03  paper-03  submit-03
 	@$(HOMEWORK) grade-stage $* $(GIVEN)
 races-% paper-% hint-% submit-% hunt-%:
 	@$(HOMEWORK) $(firstword $(subst -, ,$@)) $* $(GIVEN)
-homework: ## a starter tree:  STAGES=03 TERM=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find
+homework: ## a starter tree:  STAGES=03 COURSE=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find
 	@$(HOMEWORK) homework $(GIVEN)
-grade: ## grade many:  IN=submissions/ OUT=grades.csv TERM=2027s ROSTER=FILE PAGES=TO
+grade: ## grade many:  IN=submissions/ OUT=grades.csv COURSE=2027s ROSTER=FILE PAGES=TO
 grade: build/homework/no_programs.so $(if $(PAGES),build/python-report/ready)
 	@common/build/setup.sh cpu bwrap:bubblewrap && $(HOMEWORK) grade $(GIVEN)
 homework-check: ## does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py

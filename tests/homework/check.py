@@ -35,7 +35,12 @@ def expect(good, what):
 
 
 def data(stages):
-    """The lists fit the sources, and each other."""
+    """The lists fit the sources, and each other; and make says to them what its command line says."""
+    shell = {n: v for n, v in os.environ.items() if "MAKE" not in n} | {"COURSE": "xterm", "STAGES": "09"}
+    made = subprocess.run(
+        ["make", "-n", "homework", "TO=hw"], cwd=ROOT, env=shell, capture_output=True, text=True
+    )
+    expect(made.stdout.split()[2:] == ["homework", "TO='hw'"], f"make homework runs {made.stdout!r}")
     for stage in stages.values():
         expect(sum(e.points for e in stage.exercises.values()) == 70, f"{stage.number}: 70 points")
         for exercise in stage.exercises.values():
@@ -405,7 +410,11 @@ def submitted(stages):
             for n, e in stage.exercises.items()
         }
         put(folder / "in/g.json", json.dumps(content | {"id": "right", "bodies": other}))
-        put(folder / "roster", "check\n")
+        put(
+            folder / "in/Ada Lovelace_7_assignsubmission_file/h.json",
+            json.dumps(content | {"bodies": {"03.1": bodies["03.1"]}}),
+        )
+        put(folder / "roster", "check\nada,Ada Lovelace\n")
         tables, said, whole = [], [], submissions.Grader.submission
         submissions.Grader.submission = lambda self, machine, content: (
             {}["lr"] if content["id"] == "breaks" else whole(self, machine, content)
@@ -423,6 +432,14 @@ def submitted(stages):
             "e.json,breaks,03,,,,,,,,,,breaks is not in the roster. could not be judged: KeyError: 'lr'"
             in table,
             "what the grader can't judge has no total, and the others get theirs",
+        )
+        expect(
+            re.search(
+                r"^Ada Lovelace_7\S+h.json,check,03,10,0,0,,.*ada handed in what has the ID check",
+                table,
+                re.M,
+            ),
+            "what another one has uploaded gets no total",
         )
         expect(
             "hunt: it is that of check" in table and "\nf.json,bob,03,0,0,0,0,100," in table,
@@ -468,7 +485,24 @@ def grades(stages):
     ]
     with tempfile.TemporaryDirectory() as name:
         roster = pathlib.Path(name, "roster")
-        roster.write_text("ada\n\n bob\r\ncid\n")
+        people = {"ada": "Ada Lovelace", "bob": "", "cid": "Cid Díaz"}
+        for text in (
+            "ada, Ada Lovelace\n\n bob\r\ncid,Cid Díaz\n",
+            "\ufeffUsername;First name;Surname\nada;Ada;Lovelace\nbob;;\ncid;Cid;Díaz\n",
+            "Student,ID,SIS Login ID\nPoints Possible,,\nAda Lovelace,7,ada\n,8,bob\nCid Díaz,9,cid\n",
+        ):
+            roster.write_text(text)
+            read = grading.read_roster(roster)
+            expect(read == people, f"a roster with a head, or none: {read}")
+        for folder, of in (
+            ("Ada Lovelace_12_assignsubmission_file", ["ada"]),
+            ("group 1-Cid Díaz_3_assignsubmission_file_", ["cid"]),
+            ("Participant_4_assignsubmission_file_", []),
+            ("bob", ["bob"]),
+            ("", []),
+        ):
+            found = grading.uploaders(folder, people)
+            expect(found == of, f"who uploaded into {folder!r}: {found}")
         found = grading.tables(rows, grading.read_roster(roster))
         expect("expected one" in refusal(grading.read_roster, name), "a roster that is none is refused")
     head = "Student,ID,SIS Login ID,Section,Pentatron 0{}\n    Points Possible,,,,{}\n"

@@ -69,7 +69,7 @@ def main(command, *arguments):
             stages,
             needed("IN", "submissions/"),
             needed("OUT", "grades.csv"),
-            given.get("TERM", ""),
+            needed("COURSE", "2027s"),
             given.get("ROSTER"),
             pages.folder_of_pages(given["PAGES"]) if "PAGES" in given else None,
         ),
@@ -83,7 +83,7 @@ def main(command, *arguments):
             "homework": lambda: starter.starter(
                 stages_asked
                 or [sources.stage_of(stages, n) for n in re.findall(r"[^\s,]+", needed("STAGES", "03"))],
-                needed("TERM", "2027s"),
+                needed("COURSE", "2027s"),
                 pathlib.Path(needed("TO", "../hw03")),
             ),
             "hunt": lambda: starter.hunt(one(), sources.check_id(needed("ID", "you")), given.get("TO")),

@@ -111,7 +111,7 @@ def write_tree(stages, to, note, change):
     part.rename(to)
 
 
-def starter(stages, term, to):
+def starter(stages, course, to):
     """make homework: the bodies of these stages that are asked are to be written."""
     change, asked = {}, [e for stage in stages for e in stage.to_write().values()]
     for file in sorted({e.file for e in asked}):
@@ -123,12 +123,12 @@ def starter(stages, term, to):
         + "\n"
     )
     change["common/device/not_written.h"] = (HERE / "not_written.h").read_text()
-    change["HOMEWORK.md"] = homework_note(stages, term)
+    change["HOMEWORK.md"] = homework_note(stages, course)
     note = {
         "kind": "write",
         "stages": [s.number for s in stages],
         "asked": list(dict.fromkeys(a for s in stages for a in s.asked)),
-        "term": term,
+        "course": course,
     }
     write_tree(stages, to, note, change)
     print(f"{to} is written; go there and read HOMEWORK.md")
@@ -137,7 +137,7 @@ def starter(stages, term, to):
 PART_NOTES = {"hunt": "three mistakes to find", "paper": "five questions on paper"}
 
 
-def homework_note(stages, term):
+def homework_note(stages, course):
     rows = [
         f"| {e.number} | {e.title} | {'★' * e.stars} | {e.points} | `{e.file}` | {e.read} |"
         for stage in stages
@@ -149,7 +149,7 @@ def homework_note(stages, term):
         if all(part in stage.asked for stage in stages)
     ]
     words = {
-        "term": term,
+        "course": course,
         "stage": stages[0].number,
         "first": next(iter(stages[0].to_write())),
         "rows": "\n".join(rows),

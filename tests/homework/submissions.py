@@ -49,7 +49,7 @@ def submit(stage, identity, hunt=None, say=print):
         "pentatron": FORMAT,
         "stage": stage.number,
         "id": identity,
-        "term": read_note().get("term", ""),
+        "course": read_note().get("course", ""),
         "bodies": {n: sources.bodies_of(ROOT, e) for n, e in stage.to_write().items()},
         "answers": text_at(ROOT / f"answers-{stage.number}.txt"),
         "open": text_at(ROOT / f"open-{stage.number}.txt"),
@@ -115,7 +115,8 @@ def read_submission(path, stages):
 
     check(bodies_are_valid(content.get("bodies")), "its bodies are not those of the exercises")
     check(
-        all(isinstance(content.get(k, ""), str) for k in ("answers", "open", "term")), "answers must be text"
+        all(isinstance(content.get(k, ""), str) for k in ("answers", "open", "course")),
+        "answers must be text",
     )
     hunt = content.get("hunt")
     check(
@@ -133,11 +134,11 @@ def read_submission(path, stages):
 
 
 class Grader:
-    """Grades submissions of one term. What has been judged is kept in `folder`, so an interrupted run goes
+    """Grades submissions of one course. What has been judged is kept in `folder`, so an interrupted run goes
     on; the same bodies are judged once."""
 
-    def __init__(self, stages, term, folder, check_words=True):
-        self.stages, self.term, self.folder, self.check_words = stages, term, folder, check_words
+    def __init__(self, stages, course, folder, check_words=True):
+        self.stages, self.course, self.folder, self.check_words = stages, course, folder, check_words
         self.sources = hashlib.sha256(
             b"".join(
                 (ROOT / n).read_bytes()
@@ -148,7 +149,7 @@ class Grader:
         self.references = {}
 
     def seed(self, stage):
-        return int(hashlib.sha256(f"{self.term} {stage.number}".encode()).hexdigest(), 16) % 10**6 + 2
+        return int(hashlib.sha256(f"{self.course} {stage.number}".encode()).hexdigest(), 16) % 10**6 + 2
 
     def numbers(self, stage):
         """{run: facts} of the clean tree with the hidden sizes and seed."""
@@ -162,8 +163,8 @@ class Grader:
         return self.references[stage.number]
 
     def kept(self, key, work):
-        """work()'s result; what it was the last time, with the same sources and term."""
-        name = hashlib.sha256(f"{self.sources} {self.term} {self.check_words} {key}".encode()).hexdigest()[
+        """work()'s result; what it was the last time, with the same sources and course."""
+        name = hashlib.sha256(f"{self.sources} {self.course} {self.check_words} {key}".encode()).hexdigest()[
             :32
         ]
         path = self.folder / f"{name}.json"
@@ -353,15 +354,18 @@ def row_of(name, result):
     }
 
 
-def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, say=print):
+def grade_many(stages, source, target, course, roster=None, folder_of_pages=None, say=print):
     """make grade: grades all submissions of a folder into a CSV file, and into those that Canvas and Moodle
     import, for the logins in the file `roster`; with a folder of pages, each gets a page there. One that
     can't be judged costs only its own row."""
     roster = grading.read_roster(roster)
     source, target = pathlib.Path(source), pathlib.Path(target)
-    files = sorted(source.glob("*.json")) if source.is_dir() else [source] if source.is_file() else []
+    files = [source] if source.is_file() else sorted([*source.glob("*.json"), *source.glob("*/*.json")])
+    files = [path for path in files if not path.name.startswith(".")]
     if not files:
-        raise UsageError(f"IN: {source} has no *.json; expected a folder of submissions, or one")
+        raise UsageError(
+            f"IN: {source} has no *.json; expected a folder of submissions, or of students' folders"
+        )
     if target.exists() and not target.read_text(errors="replace").startswith("file,id,stage,"):
         raise UsageError(f"OUT: {target} exists and is no table of grades")
     if not target.parent.is_dir():
@@ -369,7 +373,12 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
     folder = ROOT / "build/homework/grades"
     folder.mkdir(parents=True, exist_ok=True)
     contents, rows, texts = {}, {}, {}
-    names = [path.name.encode(errors="backslashreplace").decode() for path in files]
+    names = [
+        str(path.relative_to(source) if path != source else path.name)
+        .encode(errors="backslashreplace")
+        .decode()
+        for path in files
+    ]
     for name, path in zip(names, files):
         try:
             contents[name] = read_submission(path, stages)
@@ -378,7 +387,7 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
             rows[name], texts[name] = row_of(name, {"total": 0, "comment": why}), [why]
             say(f"{name}: {why}")
     grader, used = (
-        Grader(stages, term, folder),
+        Grader(stages, course, folder),
         [s for s in stages.values() if s.number in {c["stage"] for c in contents.values()}],
     )
     for stage in used:
@@ -397,8 +406,14 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
             why = f"could not be judged: {type(error).__name__}: {str(error)[:200]}"
             result = {"id": content["id"], "stage": stage.number, "total": "", "comment": why, "lines": [why]}
         rows[name], texts[name] = row_of(name, result), result["lines"]
+        why = []
         if roster is not None and content["id"] not in roster:
-            rows[name]["comment"] = f"{content['id']} is not in the roster. {rows[name]['comment']}".strip()
+            why.append(f"{content['id']} is not in the roster.")
+        of = grading.uploaders(name.rpartition("/")[0], roster)
+        if of and content["id"] not in of:
+            why.append(f"{' or '.join(of)} handed in what has the ID {content['id']}.")
+            rows[name]["total"] = ""
+        rows[name]["comment"] = " ".join([*why, rows[name]["comment"]]).strip()
         if folder_of_pages:
             written = {
                 n: b for n, b in content["bodies"].items() if not grader.refused(stage.exercises[n], b)
