@@ -262,12 +262,23 @@ def parts_of_a_stage(stages):
     sources.ask(stages, [])
     expect(stage.possible() == 100, "without EXERCISES all is asked")
 
-    stage, ends = stages["01"], {"01.3": "01.3 is not written yet (matmul.cu:1)"}
-    seen = {name: Observation(ends["01.3"]) for name in stage.runs}
+
+def judges(stages):
+    """Points of a body whose runs need another one, and of one against which several judges speak."""
+    stage = stages["01"]
+    seen = {name: Observation("01.3 is not written yet (matmul.cu:1)") for name in stage.runs}
     verdict = grade.judge(stage, stage.exercises["01.1"], "", seen, reference.load()["01"], None)
     expect((verdict.points, verdict.because) == (0, "01.3"), f"a run that ends at a stub: {verdict.line()}")
     grade.believe_probe(grade.told(verdict, ""), "01.3")
     expect(verdict.points == 10, f"its probe alone judges it: {verdict.line()}")
+    facts = {name: Observation(facts=facts) for name, facts in reference.load()["01"].items()}
+    points = [
+        grade.told(
+            grade.judge(stage, stage.exercises["01.3"], "", facts, reference.load()["01"], races), hint
+        ).points
+        for races, hint in (([], ""), (["a race"], ""), ([], "wrong"), (["a race"], "wrong"))
+    ]
+    expect(points == [15, 12, 8, 8], f"two judges against a body cost no less than one: {points}")
     for hints, blamed in ((["", "no", "", "other"], [2]), (["", "a", "a", "b"], [2, 3]), ([""] * 4, [1])):
         verdicts = [
             grade.Verdict(f"03.{n}", "", 10, 0, "wrong", hint, wrong=1) for n, hint in enumerate(hints, 1)
@@ -571,6 +582,7 @@ PARTS = {
     "stubs": stubs,
     "starters": starters,
     "parts": parts_of_a_stage,
+    "judges": judges,
     "submitted": submitted,
     "hostile": hostile,
     "mistakes": mistakes,
@@ -585,6 +597,7 @@ def check(stages, parts):
         grades(stages)
         reference_itself(stages)
         parts_of_a_stage(stages)
+        judges(stages)
         starters(stages, ["03"])
         stubs(stages, ["03.3"])
         mistakes(stages, ["03-only-last-micro-batch"])
