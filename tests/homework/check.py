@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 
+import exam
 import grade
 import grading
 import pages
@@ -62,6 +63,21 @@ def data(stages):
         all(complaints) and time.thread_time() - begin < 6,
         f"a body of 90 kB is looked at in seconds {complaints}",
     )
+    book = (ROOT / "common/report/book.py").read_text()
+    pages = {
+        path.name
+        for glob in re.findall(r'"(tests/homework/[^"]*)"', re.search(r"SECTIONS = \{.*?\n\}", book, re.S)[0])
+        for path in ROOT.glob(glob)
+    }
+    linked = [n for n in pages if re.search(r"\]\((teacher|exam)", (sources.HERE / n).read_text())]
+    expect(pages == {"README.md", "course.md"} and not linked, f"the book has {pages}, links in {linked}")
+    papers = [exam.text(exam.drawn_from(course), answers=True) for course in ("a", "b", "a")]
+    expect(papers[0] == papers[2] != papers[1], "an exam has numbers of its course")
+    first = exam.text(lambda stage, name, values: values[0], answers=True)
+    known = ("2.81 MiB", "0.00452 s", "0.0184 s", "11.25", "15.0 GB", "29.2 %", "9.7 %", "68 pairs", "pp 1")
+    lacking = [number for number in known if number not in first]
+    points = sum(int(p) for p in re.findall(r"^\((\d+)\) ", first, re.M))
+    expect(not lacking and points == 100, f"the exam's answers, {points} points, lack {lacking}")
     teacher = (sources.HERE / "teacher.md").read_text()
     expect(
         all(f"## {e.number} " in teacher for s in stages.values() for e in s.exercises.values()),
@@ -189,6 +205,9 @@ def mistakes(stages, only=None):
     )
 
 
+ALONE = "# ---- In the reference alone"
+
+
 def starters(stages, only=None):
     """A starter tree has no line of the solution, builds, and says what is not written."""
     for number, stage in stages.items():
@@ -217,6 +236,14 @@ def starters(stages, only=None):
                 not left and len(lines) > 10,
                 f"{number}: none of {len(lines)} solution lines is left {left[:2] or ''}",
             )
+            tour = subprocess.run(["tests/tour.sh"], cwd=to, stdin=subprocess.DEVNULL, capture_output=True)
+            end = tour.stdout.decode().splitlines()[-1]
+            expect(tour.returncode == 0 and "passed" in end, f"{number}: the tour works there: {end}")
+            offered = subprocess.run(["make", "help"], cwd=to, capture_output=True, text=True).stdout
+            offered = set(re.findall(r"make ([a-z-]+)", offered)) & set(
+                re.findall(r"^([a-z-]+)[%:]", (ROOT / "tests/tests.mk").read_text().partition(ALONE)[2], re.M)
+            )
+            expect(not offered, f"{number}: what works in the reference alone is not offered {offered or ''}")
             log = subprocess.run(
                 ["git", "log", "--oneline"], cwd=to, capture_output=True, text=True, check=True
             ).stdout

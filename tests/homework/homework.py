@@ -77,6 +77,7 @@ def main(command, *arguments):
     }
     if (sources.HERE / "starter.py").exists():
         import check
+        import exam
         import starter
 
         commands |= {
@@ -87,6 +88,8 @@ def main(command, *arguments):
                 pathlib.Path(needed("TO", "../hw03")),
             ),
             "hunt": lambda: starter.hunt(one(), sources.check_id(needed("ID", "you")), given.get("TO")),
+            "exam": lambda: print(exam.text(exam.drawn_from(needed("COURSE", "2027s")))),
+            "exam-answers": lambda: print(exam.text(exam.drawn_from(needed("COURSE", "2027s")), True)),
             "check": lambda: check.check(stages, words),
         }
     if command not in commands:

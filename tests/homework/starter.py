@@ -13,13 +13,15 @@ import sources
 from sources import HERE, ROOT, UsageError, files_of, put, read_mutants, seen_in_the_wild
 
 # What gives the solution away, or is for teachers.
-LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/tour.txt", "tests/tour.sh", ".ci/run"] + [
+LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/book.py", ".ci/run"] + [
     f"tests/homework/{name}"
     for name in (
         "HOMEWORK.md",
         "HOMEWORK-AGENTS.md",
         "check.py",
         "course.md",
+        "exam.py",
+        "exam.txt",
         "hostile.txt",
         "not_written.h",
         "starter.py",
@@ -63,6 +65,13 @@ def manifest_of(stages):
     return "\n".join(kept) + "\n"
 
 
+def commands_of(file):
+    """A makefile without what works in the reference alone: a section of tests.mk; the book, which is drawn from
+    what programs print."""
+    text = (ROOT / file).read_text().partition("\n# ---- In the reference alone")[0].rstrip() + "\n"
+    return re.sub(r"^book[ :].*\n(\t.*\n)*", "", text, flags=re.M)
+
+
 def write_tree(stages, to, note, change):
     """Writes a tree into a new folder `to`, with a history of one commit. `change`: {file: text} that
     differs."""
@@ -76,6 +85,9 @@ def write_tree(stages, to, note, change):
         ".homework": json.dumps(note) + "\n",
         "AGENTS.md": (HERE / "HOMEWORK-AGENTS.md").read_text(),
         "common/corpus.txt": corpus_without(stages),
+        "Makefile": commands_of("Makefile"),
+        "tests/tests.mk": commands_of("tests/tests.mk"),
+        "tests/tour.txt": (ROOT / "tests/tour.txt").read_text().partition("\nstep Break it")[0] + "\n",
         "tests/homework/exercises.txt": manifest_of(stages),
         "tests/homework/reference.json": reference.text_of(
             {number: numbers for number, numbers in reference.load().items() if number in note["stages"]}
