@@ -444,7 +444,7 @@ def grade_many(stages, source, target, course, roster=None, folder_of_pages=None
         target.with_suffix(".txt"),
         "".join(f"== {name}\n" + "".join(line + "\n" for line in texts[name]) + "\n" for name in names),
     )
-    unknown = sorted({row["id"] for row in rows.values() if row["id"]} - (roster or set()))
+    unknown = sorted({row["id"] for row in rows.values() if row["id"]} - set(roster or ()))
     if roster is None:
         say(
             "ROSTER is not given, so no ID was looked up; Moodle's import stops at a login that it does not know"
