@@ -157,6 +157,28 @@ def stubs(stages, only=None):
     in_workplaces(tasks, list(stages.values()), work, races=False)
 
 
+def order(stages, only=None):
+    """The probe of an exercise judges it while those behind it are not written yet."""
+    tasks = [
+        (s, e) for s in stages.values() for e in s.exercises.values() if only is None or e.number in only
+    ]
+
+    def work(machine, task):
+        stage, exercise = task
+        put(machine.tree / "common/device/not_written.h", (sources.HERE / "not_written.h").read_bytes())
+        put(machine.tree / ".homework", '{"kind": "write"}')
+        texts = {}
+        for later in (e for n, e in stage.exercises.items() if n > exercise.number):
+            text = texts.get(later.file) or (machine.tree / later.file).read_text()
+            texts[later.file] = sources.stubbed(text, [later])
+        with sources.changed(machine.tree, texts):
+            hint = hints_of(machine, stage, [exercise.number])[exercise.number]
+        expect(not hint, f"{exercise.number}: its probe needs none of those behind it {hint}")
+        return exercise.number
+
+    in_workplaces(tasks, list(stages.values()), work, races=False)
+
+
 def mistakes(stages, only=None):
     """Each mutant of a body loses points, and a probe or ThreadSanitizer tells it; or exercises.txt says why
     not."""
@@ -607,6 +629,7 @@ PARTS = {
     "pages": pages_of_learners,
     "reference": reference_itself,
     "stubs": stubs,
+    "order": order,
     "starters": starters,
     "parts": parts_of_a_stage,
     "judges": judges,

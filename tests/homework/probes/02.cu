@@ -125,7 +125,10 @@ TEST_CASE("02.3: ring all-gather", "[02.3]") {
   }
 }
 
-TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
+namespace {
+
+// Two steps; `alone`: one, without finish_gradient_sync(), which is 02.5.
+void check_gradients(bool alone) {
   World world(nullptr, nullptr);
   Communicator data(world, world.all(), "data");
   const Stream compute("compute");
@@ -182,6 +185,14 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
                    " are complete at the end of the array",
                    (sync == DpSync::bucket ? ", a bucket has " + number(bucket) : ""));
       }
+      if (alone) {
+        const size_t sent = traffic(data, "all_reduce").elements, begin = all.size() - sent;
+        const std::vector<accum> sums = at(all);
+        tell(sum.wrong(with + "the end of the gradients, which after_gradients() has summed",
+                       std::span(sums.data() + begin, sent), begin));
+        data.reset_traffic();
+        break;
+      }
       if (sync == DpSync::naive) {
         busy(compute);
         write(compute, all.data, sum.values(rank, all.size()));
@@ -211,5 +222,13 @@ TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
     }
   }
 }
+
+}  // namespace
+
+TEST_CASE("02.4: after_gradients", "[02.4]") {
+  check_gradients(true);
+  right_alone();
+}
+TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") { check_gradients(false); }
 
 }  // namespace pentatron::probes

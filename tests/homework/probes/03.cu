@@ -52,7 +52,6 @@ struct Shards {
     }
   }
   // The units of which something was gathered or reduced since the last call, as bits.
-
   int64_t units_in(const std::string& operation, Communicator& ranks) const {
     const int64_t elements = traffic(ranks, operation).elements;
     ranks.reset_traffic();
@@ -103,7 +102,10 @@ TEST_CASE("03.1: own parts", "[03.1]") {
   }
 }
 
-TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
+namespace {
+
+// `used_by_passes`: forward and backward use the weights; otherwise they are read behind weights_changed().
+void check_weights(bool used_by_passes) {
   for (const auto& [stage, reshard] : {std::pair(1, Reshard::after_use), std::pair(2, Reshard::after_use),
                                        std::pair(3, Reshard::after_use), std::pair(3, Reshard::after_step)}) {
     Shards s(stage, reshard);
@@ -224,7 +226,10 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
                  names_of(bits), ", and a rank needs all other ranks' shards");
       tell_alike(stage == 3 && bits != 0, here(), s.with, "weights_changed() gathers ", names_of(bits),
                  "; stage 3 gathers a unit before its use");
-      for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+      for (int unit = 0; unit < units && !used_by_passes && stage < 3; ++unit)
+        uses.emplace_back(text("after weights_changed() ", unit_names[unit]), unit,
+                          &read(s.shard_ranks.stream(), s.group().weights(unit), s.group().size(unit)));
+      for (int micro_batch = 0; micro_batch < 2 && used_by_passes; ++micro_batch) {
         for (int unit = 0; unit < units; ++unit) use(step, unit, Pass::forward);
         for (int unit = units - 1; unit > 0; --unit) use(step, unit, Pass::backward);
       }
@@ -243,8 +248,6 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
     if (reshard == Reshard::after_use) s.tell_memory(stage);
   }
 }
-
-namespace {
 
 // Two steps of two micro-batches. `shard_ranks`: those of a copy.
 void check_gradients(const std::vector<int>& stages, int shard_ranks) {
@@ -347,6 +350,11 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
 
 }  // namespace
 
+TEST_CASE("03.2: weights_changed", "[03.2]") {
+  check_weights(false);
+  right_alone();
+}
+TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") { check_weights(true); }
 TEST_CASE("03.3: gradients", "[03.3]") { check_gradients({0, 1, 2, 3}, mpi_tests::ranks()); }
 TEST_CASE("03.5: the sum of the copies", "[03.5]") { check_gradients({1, 2, 3}, 1); }
 

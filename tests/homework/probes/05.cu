@@ -1,6 +1,5 @@
 // Probes of stage 05.
 // ranks: 3
-
 #include "mpi/array.h"
 #include "probe.h"
 #define private public  // the bodies are called one by one
@@ -77,6 +76,9 @@ void tell_order(const std::string& name, const Instructions& list, int p, int m,
 TEST_CASE("05.1: the order of 1F1B", "[05.1]") {
   for (const auto& [p, m] : {std::pair(2, 4), std::pair(3, 5), std::pair(4, 2)}) {
     for (int k = p - 1; k >= 0; --k) tell_order("1F1B", one_f_one_b(p, m, k), p, m, 1, k, p - k);
+    const int warm_up = m / p * p;  // of two chunks
+    tell_order(text("with_warm_up(), v = 2, ", warm_up, " of warm-up"),
+               with_warm_up(p, m / p * p, 2, warm_up, Action::backward), p, m / p * p, 2, 0, warm_up + 1);
   }
 }
 
@@ -84,7 +86,6 @@ TEST_CASE("05.2: interleaving", "[05.2]") {
   for (const auto& [p, m, v] : {std::tuple(2, 4, 2), std::tuple(2, 6, 3), std::tuple(3, 6, 2)}) {
     int kept = (v - 1) * p + 1;  // by the last rank; each before it has two more
     for (int k = p - 1; k >= 0; --k, kept += 2)
-
       tell_order("interleaved, v = " + number(v), interleaved(p, m, v, k), p, m, v, k, std::min(kept, m * v));
   }
 }
