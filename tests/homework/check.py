@@ -179,6 +179,21 @@ def order(stages, only=None):
     in_workplaces(tasks, list(stages.values()), work, races=False)
 
 
+def digits(stages):
+    """Numbers that differ are told with digits that differ."""
+    stage = stages["01"]
+    body = ["{ return max_norm == 0 ? 1 : fmin(1.0, max_norm / sqrt(norm_squared)); }"]
+
+    def work(machine, _):
+        with sources.grafted(machine, stage, {"01.1": body}):
+            hint = hints_of(machine, stage, ["01.1"])["01.1"]
+        numbers = re.search(r"is (\S+), and should be (\S+):", hint)
+        expect(numbers and numbers[1] != numbers[2], f"a factor that is a millionth off: {hint}")
+        return "01.1"
+
+    in_workplaces([0], [stage], work, workers=1, races=False)
+
+
 def mistakes(stages, only=None):
     """Each mutant of a body loses points, and a probe or ThreadSanitizer tells it; or exercises.txt says why
     not."""
@@ -630,6 +645,7 @@ PARTS = {
     "reference": reference_itself,
     "stubs": stubs,
     "order": order,
+    "digits": digits,
     "starters": starters,
     "parts": parts_of_a_stage,
     "judges": judges,

@@ -151,13 +151,14 @@ def grade(stage, say=print, seen=()):
     bodies = {e.number: sources.bodies_of(ROOT, e) for e in asked.values()}
     written = {n: e for n, e in asked.items() if not sources.is_stub(bodies[n])}
     seen, verdicts, machine, races = dict(seen), [], Machine(ROOT), noted_races(stage)
+    runs = dict.fromkeys(name for exercise in written.values() for name in exercise.runs)
     if written:
         try:
-            build(machine, {run.program for run in stage.runs.values()})
+            build(machine, {stage.runs[name].program for name in runs})
         except BuildError as error:
             say(f"{stage.number} does not compile: {error}")
-            written = {}
-    for name in dict.fromkeys(name for exercise in written.values() for name in exercise.runs):
+            written, runs = {}, ()
+    for name in runs:
         seen[name] = seen.get(name) or observe(machine, stage.runs[name])
     hints = hints_of(machine, stage, written) if written else {}
     for number, exercise in asked.items():
@@ -207,7 +208,6 @@ def grade_hunt(stage, tree):
 
 def look_for_races(stage, say=print):
     """Runs what is written for ThreadSanitizer, and notes what it finds, for grade()."""
-    say(f"Building {stage.number} for ThreadSanitizer; the first time takes minutes.")
     machine, found, result = Machine(ROOT), {}, {}
     try:
         build(machine, {run.program for run in stage.runs.values()}, races=True)

@@ -11,14 +11,18 @@ import resource
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 
 from sources import HERE, ROOT, read_note
 
+FILE_SECONDS = 5  # to compile one, beside another
 BUILD_SECONDS, RUN_SECONDS = 1200, 40  # after these a build, or a run of half a second, hangs
 PROBE_SECONDS = 60  # of all probes of an exercise; one hangs after 20 (probe.h)
 FILE_BYTES, BUILT_BYTES = 32 << 20, 256 << 20  # of a file that a run, or a compiler, writes
+WATCH_SECONDS = 10  # between two looks at a build
 OUTPUT_BYTES, LINE = 1 << 20, 2000  # of what it prints that is read, and of a line
 NUMBERS = 1e-9  # relative: sums in another order differ less in fp64, mistakes more
 COPIES = r"^step \d+: \S+ is not the same on all ranks"  # said after the log is written
@@ -39,9 +43,9 @@ class Machine:
     def own(self, path):
         pass
 
-    def call(self, command, folder, seconds, extra=None, building=False, results=()):
+    def call(self, command, folder, seconds, extra=None, building=False, results=(), watch=None):
         """(exit status, output). A command that takes too long is killed with all that it started, status
-        124. results: files, which are there, that it writes."""
+        124. results: files, which are there, that it writes. watch: gets the output so far, now and then."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
         environment |= {"UCX_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1", "LC_ALL": "C"} | (extra or {})
         command, environment, limits = self.start(command, folder, environment, building, results)
@@ -64,6 +68,12 @@ class Machine:
                 preexec_fn=prepare,
             )
             try:
+                while watch and seconds > WATCH_SECONDS and process.poll() is None:
+                    seconds -= WATCH_SECONDS
+                    try:
+                        process.wait(WATCH_SECONDS)
+                    except subprocess.TimeoutExpired:
+                        watch(os.pread(output.fileno(), OUTPUT_BYTES, 0))
                 status = process.wait(seconds)
             except subprocess.TimeoutExpired:
                 status = 124
@@ -105,7 +115,8 @@ def build(machine, programs, races=False):
         f"SANITIZE={'thread' if races else ''}",
         *[f"{folder_of(races)}/{p}" for p in sorted(programs)],
     ]
-    status, output = machine.call(command, machine.tree, machine.build_seconds, building=True)
+    watch = progress_of(machine, command) if machine == Machine(ROOT) else None
+    status, output = machine.call(command, machine.tree, machine.build_seconds, building=True, watch=watch)
     if status == 0:
         return
     if status == 124:
@@ -114,6 +125,23 @@ def build(machine, programs, races=False):
     raise BuildError(
         (lines or output.splitlines() or ["no output"])[0].replace(str(machine.tree) + "/", "")[:300]
     )
+
+
+def progress_of(machine, command):
+    """Says how many files are compiled, and how long that will take: the first time minutes."""
+    files = machine.call([*command, "-n"], machine.tree, 60, building=True)[1].count('echo "compile')
+    if files < 5:
+        return None
+    begin = time.monotonic()
+    say = lambda words: print(words, file=sys.stderr, flush=True)
+    say(f"{files} files have to be compiled first; that takes about {files * FILE_SECONDS / 60:.0f} min.")
+
+    def watch(output):
+        done = max(1, output.count(b"compile ") - os.cpu_count())
+        left = (time.monotonic() - begin) / done * (files - done) / 60
+        say(f"{done} of {files} files, about {left:.0f} min to go")
+
+    return watch
 
 
 # ---- What a run shows

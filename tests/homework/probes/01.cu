@@ -13,16 +13,19 @@ namespace {
 template <class T>
 using Array = mpi_tests::Array<T>;
 
-std::string decimal(double value) {
+std::string decimal(double value, int digits = 6) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.6g", value);
+  std::snprintf(text, sizeof text, "%.*g", digits, value);
   return text;
 }
 
 // `what` is `found`, and should be `expected`, because of `why`.
 void tell_number(const std::string& what, double found, double expected, const std::string& why) {
-  tell_if(!(std::abs(found - expected) <= 1e-9 * std::abs(expected) + 1e-15),
-          what + " is " + decimal(found) + ", and should be " + decimal(expected) + ": " + why);
+  int digits = 6;  // or so many that they differ
+  while (digits < 17 && decimal(found, digits) == decimal(expected, digits)) ++digits;
+  tell_if(
+      !(std::abs(found - expected) <= 1e-9 * std::abs(expected) + 1e-15),
+      what + " is " + decimal(found, digits) + ", and should be " + decimal(expected, digits) + ": " + why);
 }
 
 }  // namespace
