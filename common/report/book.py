@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 SECTIONS = {  # without what is for teachers, and the form that homework.py fills in
     "The stages": ["0*/README.md", "0*/*.md", "0*/*/*.md"],
     "Below the stages": ["common/*.md", "common/kernels/*.md", "common/cpu/README.md", "common/cpu/*/*.md"],
-    "Homework and tests": ["tests/homework/README.md", "tests/homework/course.md", "tests/*.md"],
+    "Homework and tests": ["tests/homework/README.md", "tests/homework/[cp]*.md", "tests/*.md"],
 }
 ENDS = (
     ".h",

@@ -70,7 +70,10 @@ def data(stages):
         for path in ROOT.glob(glob)
     }
     linked = [n for n in pages if re.search(r"\]\((teacher|exam)", (sources.HERE / n).read_text())]
-    expect(pages == {"README.md", "course.md"} and not linked, f"the book has {pages}, links in {linked}")
+    expect(
+        pages == {"README.md", "course.md", "problems.md"} and not linked,
+        f"the book has {pages}, links in {linked}",
+    )
     papers = [exam.text(exam.drawn_from(course), answers=True) for course in ("a", "b", "a")]
     expect(papers[0] == papers[2] != papers[1], "an exam has numbers of its course")
     first = exam.text(lambda stage, name, values: values[0], answers=True)
