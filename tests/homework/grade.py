@@ -8,17 +8,8 @@ from dataclasses import dataclass
 
 import reference
 import sources
-from observe import (
-    BuildError,
-    Machine,
-    build,
-    costs_right,
-    differences,
-    hints_of,
-    in_words,
-    is_right,
-    observe,
-)
+from observe import BuildError, Machine, build, observe
+from observe import costs_right, differences, hints_of, in_words, is_right
 from sources import ROOT, UsageError
 
 PARITY_SHARE, COST_SHARE, RACE_SHARE = 0.5, 0.3, 0.2

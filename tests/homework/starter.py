@@ -13,20 +13,11 @@ import sources
 from sources import HERE, ROOT, UsageError, files_of, put, read_mutants, seen_in_the_wild
 
 # What gives the solution away, or is for teachers.
-LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/book.py", ".ci/run"] + [
+LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/book.py", ".ci/run"]
+LEFT_OUT += [
     f"tests/homework/{name}"
-    for name in (
-        "HOMEWORK.md",
-        "HOMEWORK-AGENTS.md",
-        "check.py",
-        "course.md",
-        "exam.py",
-        "exam.txt",
-        "hostile.txt",
-        "not_written.h",
-        "starter.py",
-        "teacher.md",
-    )
+    for name in """HOMEWORK.md HOMEWORK-AGENTS.md check.py course.md exam.py exam.txt hostile.txt not_written.h
+    starter.py teacher.md""".split()
 ]
 
 
@@ -109,15 +100,7 @@ def write_tree(stages, to, note, change):
             put(part / name, (ROOT / name).read_bytes(), (ROOT / name).stat())
     for name, text in change.items():
         put(part / name, text)
-    git = [
-        "git",
-        "-c",
-        "user.name=homework",
-        "-c",
-        "user.email=homework@localhost",
-        "-c",
-        "commit.gpgsign=false",
-    ]
+    git = "git -c user.name=homework -c user.email=homework@localhost -c commit.gpgsign=false".split()
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", f"Homework {' '.join(note['stages'])}"]):
         subprocess.run([*git, *command], cwd=part, check=True)
     part.rename(to)

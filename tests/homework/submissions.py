@@ -17,19 +17,8 @@ import open_problems
 import pages
 import paper
 import sources
-from observe import (
-    BuildError,
-    Machine,
-    Observation,
-    build,
-    costs_right,
-    differences,
-    hints_of,
-    in_words,
-    is_right,
-    observe,
-    text_of,
-)
+from observe import BuildError, Machine, Observation, build, observe, text_of
+from observe import costs_right, differences, hints_of, in_words, is_right
 from sandbox import Sandbox, check_sandbox
 from reference import in_workplaces, numbers_of
 from sources import ROOT, UsageError, check_id, put, read_note
@@ -329,21 +318,7 @@ class Grader:
 
 # ---- Many
 
-COLUMNS = [
-    "file",
-    "id",
-    "stage",
-    "write",
-    "hunt",
-    "paper",
-    "total",
-    "of",
-    "open",
-    "exercises",
-    "together",
-    "equal",
-    "comment",
-]
+COLUMNS = "file id stage write hunt paper total of open exercises together equal comment".split()
 
 
 def row_of(name, result):
