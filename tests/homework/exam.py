@@ -4,7 +4,7 @@ import random
 import re
 import textwrap
 
-from sources import HERE, UsageError
+from sources import entries
 
 
 def drawn_from(course):
@@ -15,8 +15,7 @@ def drawn_from(course):
 def text(draw, answers=False):
     """The exam as text; `draw(stage, name, values)` chooses a value."""
     lines, numbers, stage = [], {}, ""
-    for entry in re.split(r"\n(?=\w)", re.sub(r"^#.*\n", "", (HERE / "exam.txt").read_text(), flags=re.M)):
-        word, _, rest = " ".join(entry.split()).partition(" ")
+    for word, rest in entries("exam.txt"):
         if word == "stage":
             stage, numbers = rest, {}
             lines += [f"# Stage {stage}", ""]
@@ -27,6 +26,4 @@ def text(draw, answers=False):
             words = eval(f'f"""{rest}"""', {}, numbers)  # a file of ours, whose braces are Python's
             words = re.sub(r"^\d+", r"(\g<0>)", words) if word == "ask" else words
             lines += [textwrap.indent(textwrap.fill(words, 96), "    " * (word == "answer")), ""]
-        elif word not in ("answer", ""):
-            raise UsageError(f"exam.txt: {word!r} is not valid; expected a word of the list at its head")
     return "\n".join(lines)

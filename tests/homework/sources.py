@@ -81,6 +81,12 @@ def ask(stages, words):
     return [stage for stage in stages.values() if any(word in stage.exercises for word in words)]
 
 
+def entries(name):
+    """[(word, rest)] of a text of ours. A line that begins with # is for its readers; one with blanks goes on."""
+    text = re.sub(r"^#.*\n", "", (HERE / name).read_text(), flags=re.M)
+    return [" ".join(e.split()).partition(" ")[::2] for e in re.split(r"\n+(?=\w)", text.strip())]
+
+
 def read_stages():
     """{number: Stage}, of which is asked what the tree was made for."""
     stages, common, hidden, stage, exercise = {}, [], [], None, None
