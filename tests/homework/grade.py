@@ -103,7 +103,7 @@ def blame(stage, verdicts):
             if first.hint and not verdict.hint:
                 believe_probe(verdict, first.exercise)
             elif verdict is not first and (not first.hint or verdict.hint != first.hint):
-                verdict.because, verdict.points = first.exercise, 0
+                verdict.because = first.exercise
                 verdict.words = f"not judged because of {first.exercise}"
 
 
