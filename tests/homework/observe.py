@@ -307,7 +307,7 @@ def hint_in(status, output, learner=False):
         return ""
     if found := re.search(r"^hint: (.*)$", output, re.M):
         return found[1]
-    if learner and "right alone\n" in output and re.search(r"\d\d\.\d is not written yet", output):
+    if learner and "doing: right alone\n" in output and re.search(r"\d\d\.\d is not written yet", output):
         return ""  # it can't do more
     doing = re.findall(r"^doing: (.*)$", output, re.M)
     error = re.search(

@@ -97,8 +97,7 @@ TEST_CASE("02.3: ring all-gather", "[02.3]") {
   Communicator ranks(world, world.all(), "ring");
   const int n = ranks.ranks(), rank = ranks.rank();
   for (const size_t size : {size_t(3 * n), size_t(3 * n + 1)}) {
-    std::vector<accum> mine(
-        size);  // part p of rank r is finished if p is r, else it is a value of owner 10 + r
+    std::vector<accum> mine(size);  // part p of rank r is finished if p is r, else it is of owner 10 + r
     for (int p = 0; p < n; ++p) {
       const auto [begin, of_part] = ring_part(p, n, size);
       for (size_t i = 0; i < of_part; ++i) mine[begin + i] = owned(p == rank ? p : 10 + rank, begin + i);
@@ -109,16 +108,14 @@ TEST_CASE("02.3: ring all-gather", "[02.3]") {
     std::string wrong;
     for (int p = 0; p < n && wrong.empty(); ++p) {
       const auto [begin, of_part] = ring_part(p, n, size);
-      const std::vector<accum> part = at(data.data() + begin, of_part);
-      for (size_t i = 0; i < of_part && wrong.empty(); ++i) {
-        const auto found = std::llround(part[i]);
-        if (found / 1000 >= 10)
-          wrong = text(here(), part_of(p), " is still a partial sum of rank ", found / 1000 - 10,
-                       ": pass on what came in the step before, beginning with part ", rank);
-      }
-      if (wrong.empty() && !(wrong = wrong_copy(part_of(p), part, p, begin, part_of)).empty())
-        wrong += ": each step passes on the part that came in the step before, to the same place";
+      const auto name = [](int p) {
+        return p < 10 ? part_of(p) : "rank " + number(p - 10) + "'s partial sum";
+      };
+      wrong = wrong_copy(part_of(p), at(data.data() + begin, of_part), p, begin, name);
     }
+    if (!wrong.empty())
+      wrong += text(": each step passes on the part that came in the step before, beginning with part ", rank,
+                    ", to the same place");
     tell(wrong);
     tell_traffic(ranks, "all-gather", size);
     ranks.reset_traffic();
@@ -225,10 +222,7 @@ void check_gradients(bool alone) {
 
 }  // namespace
 
-TEST_CASE("02.4: after_gradients", "[02.4]") {
-  check_gradients(true);
-  right_alone();
-}
+TEST_CASE("02.4: after_gradients", "[02.4]") { check_gradients(true), doing("right alone"); }
 TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") { check_gradients(false); }
 
 }  // namespace pentatron::probes

@@ -350,10 +350,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
 
 }  // namespace
 
-TEST_CASE("03.2: weights_changed", "[03.2]") {
-  check_weights(false);
-  right_alone();
-}
+TEST_CASE("03.2: weights_changed", "[03.2]") { check_weights(false), doing("right alone"); }
 TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") { check_weights(true); }
 TEST_CASE("03.3: gradients", "[03.3]") { check_gradients({0, 1, 2, 3}, mpi_tests::ranks()); }
 TEST_CASE("03.5: the sum of the copies", "[03.5]") { check_gradients({1, 2, 3}, 1); }
