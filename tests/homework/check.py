@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+import types
 
 import exam
 import grade
@@ -21,7 +22,7 @@ import reference
 import sources
 import starter
 import submissions
-from observe import BuildError, Machine, Observation, build, differences, hints_of, observe
+from observe import BuildError, Machine, Observation, build, differences, hints_of, observe, progress_of
 from reference import in_workplaces, workplace
 from sources import ROOT, UsageError, exercise_of, put, read_mutants
 
@@ -49,6 +50,13 @@ def data(stages):
             wrong += filter(None, map(sources.complaint, sources.bodies_of(ROOT, exercise)))
             what = f"{exercise.number}: its runs are there, and its own bodies are not refused {wrong or ''}"
             expect(not wrong, what)
+    with tempfile.TemporaryDirectory() as name:
+        would = "".join(f"g++ -c {n}.cu -o {n}.o\n" for n in range(9))
+        machine = types.SimpleNamespace(tree=pathlib.Path(name), call=lambda *_, **__: (0, would))
+        first = progress_of(machine, ["make"])
+        for n in range(6):
+            put(machine.tree / f"{n}.o", "")
+        expect(first and not progress_of(machine, ["make"]), "only a first build is said to take time")
     unknown = sorted(sources.seen_in_the_wild() - {m.name for m in read_mutants()})
     links = re.findall(r"\]\((http[^)]*)\)", (ROOT / "tests/wild.md").read_text())
     report = r"(issues|pull)/\d+|blob/[0-9a-f]{7,40}/[\w./-]+#L\d+"

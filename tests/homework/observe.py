@@ -121,7 +121,8 @@ def build(machine, programs, races=False):
 
 def progress_of(machine, command):
     """Says how many files are compiled, and how long that will take: the first time minutes."""
-    files = machine.call([*command, "-n"], machine.tree, 60, building=True)[1].count('echo "compile')
+    would = machine.call([*command, "-n"], machine.tree, 60, building=True)[1]
+    files = sum(not (machine.tree / name).exists() for name in re.findall(r" -o (\S+\.o)$", would, re.M))
     if files < 5:
         return None
     begin = time.monotonic()
