@@ -309,8 +309,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
             tell_if(i.stream == "shard" && i.waited_for != 0 && i.waited_for == sum_before, with,
                     "after_gradients", call,
                     "waits for the sum of the copies of the unit before: that sum has a stream of its own, "
-                    "so that the "
-                    "next reduce-scatter need not wait");
+                    "so that the next reduce-scatter need not wait");
           }
           for (const trace::Interval& i : log) {
             if (i.stream == "replicate") sum_before = i.id;

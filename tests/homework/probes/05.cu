@@ -59,9 +59,7 @@ void tell_order(const std::string& name, const Instructions& list, int p, int m,
         rule = now + (v > 1 ? " forwards without their backward, " : " micro-batches kept, ") + most +
                " allowed" + (f_due ? ": a rank goes on with forwards as long as it may" : "");
       else if (v > 1)
-        rule =
-            "p micro-batches go through a chunk, then the same through the next one; backward begins at the "
-            "last chunk";
+        rule = "p micro-batches go through a chunk, then through the next; backward begins at the last chunk";
       tell_alike(true, step, letter(is, v), ", where ", letter(due, v), " is due: ", rule);
     }
     if (w_due) ++w.micro_batch, ++weights;
@@ -71,15 +69,18 @@ void tell_order(const std::string& name, const Instructions& list, int p, int m,
   SUCCEED();
 }
 
+std::string tensor_name(int owner) {
+  const std::string names[] = {"the output of rank ", "the gradient of rank ", "the input of rank "};
+  return names[std::min(owner / 10, 2)] + number(owner % 10);
+}
+
 }  // namespace
 
 TEST_CASE("05.1: the order of 1F1B", "[05.1]") {
   for (const auto& [p, m] : {std::pair(2, 4), std::pair(3, 5), std::pair(4, 2)}) {
     for (int k = p - 1; k >= 0; --k) tell_order("1F1B", one_f_one_b(p, m, k), p, m, 1, k, p - k);
-    const int warm_up = m / p * p;  // of two chunks
-    tell_order(text("with_warm_up(), v = 2, ", warm_up, " of warm-up"),
-               with_warm_up(p, m / p * p, 2, warm_up, Action::backward), p, m / p * p, 2, 0, warm_up + 1);
   }
+  tell_order("with_warm_up(), v = 2", with_warm_up(2, 4, 2, 4, Action::backward), 2, 4, 2, 0, 5);
 }
 
 TEST_CASE("05.2: interleaving", "[05.2]") {
@@ -172,15 +173,6 @@ TEST_CASE("05.4: messages", "[05.4]") {
 }
 
 // ---- 05.5: each function waits for what it has to, and for nothing else.
-
-namespace {
-
-std::string tensor_name(int owner) {
-  const std::string names[] = {"the output of rank ", "the gradient of rank ", "the input of rank "};
-  return names[std::min(owner / 10, 2)] + number(owner % 10);
-}
-
-}  // namespace
 
 TEST_CASE("05.5: receiving and sending", "[05.5]") {
   const auto options = test_options<CombinedOptions>(3, 16, 2, 1, 24, 32, 16, 2, 8);

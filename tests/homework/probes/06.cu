@@ -10,21 +10,20 @@ namespace {
 
 constexpr CpLayout layouts[] = {CpLayout::zigzag, CpLayout::contiguous};
 
-// As the comment above context_positions says; 06.2 writes that.
+// Who has a token, and what a rank has, as context_positions (06.2) should say.
+int owner_of(CpLayout layout, int sequence, int ranks, int position) {
+  const int half = position * 2 * ranks / sequence;  // a rank has two
+  return layout == CpLayout::zigzag ? std::min(half, 2 * ranks - 1 - half) : half / 2;
+}
 std::vector<int32_t> positions_of(CpLayout layout, int sequence, int rank, int ranks) {
   std::vector<int32_t> all;
-  const int zigzag = layout == CpLayout::zigzag, size = sequence / ranks / (1 + zigzag);
-  for (int i = 0; i < size; ++i) all.push_back(rank * size + i);
-  for (int i = 0; i < size * zigzag; ++i) all.push_back((2 * ranks - 1 - rank) * size + i);
+  for (int i = 0; i < sequence; ++i) {
+    if (owner_of(layout, sequence, ranks, i) == rank) all.push_back(i);
+  }
   return all;
 }
 std::string key_of(CpLayout layout, int sequence, int ranks, int position) {
-  for (int rank = 0; rank < ranks; ++rank) {
-    const auto positions = positions_of(layout, sequence, rank, ranks);
-    if (std::ranges::find(positions, position) != positions.end())
-      return text("key ", position, " of rank ", rank);
-  }
-  return "key " + number(position);
+  return text("key ", position, " of rank ", owner_of(layout, sequence, ranks, position));
 }
 std::string text_of(const std::vector<int32_t>& values) {
   std::string text;
@@ -84,11 +83,9 @@ TEST_CASE("06.2: positions", "[06.2]") {
                                     rank, " has ", text_of(positions), ": ");
         for (const int position : positions) {
           tell_alike(position < 0 || position >= sequence, of, position, " is beyond the sequence");
-          const int chunk = position / size;
-          tell_alike(
-              ranks > 1 && chunk != rank && (layout == CpLayout::contiguous || chunk != parts - 1 - rank), of,
-              position, " is in chunk ", chunk, " of ", parts, ", which is rank ",
-              layout == CpLayout::zigzag ? std::min(chunk, parts - 1 - chunk) : chunk, "'s");
+          const int owner = owner_of(layout, sequence, ranks, position);
+          tell_alike(owner != rank, of, position, " is in chunk ", position / size, " of ", parts,
+                     ", which is rank ", owner, "'s");
         }
         tell_alike(!std::ranges::is_sorted(positions), of,
                    "they do not ascend, and the diagonal masks by their order");
