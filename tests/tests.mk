@@ -76,11 +76,6 @@ test-fold: build/cpu-bf16/07_combined_5d
 test-kills: ## runs that save are killed, or asked to end, at random moments, then go on;  N=30
 test-kills: $(PROGRAMS:%=build/cpu-fp64/%)
 	@tests/kills.sh build/cpu-fp64 $(or $(N),30)
-mutants-by-chance: ## mistakes that nobody chose: a line, then its kind, drawn by chance; lists survivors;  N=60 SEED=1
-mutants-by-chance:
-	@$(MAKES)python3 tests/tools/mutants_by_chance.py $(or $(N),60) $(or $(SEED),1)
-mutants: ## break the code in many small ways; does a test notice each?  M='02-*': only these
-	@$(MAKES)set -f; $(or $(wildcard tests/mutants.sh),$(error a learner's tree has no mutants)) $(M)
 test-hosts: ## as root: 02 and 07 over two hosts, which are namespaces of this one; a cut network, killed ranks
 test-hosts: $(PROGRAMS:%=build/cpu-fp32$(addprefix -,$(SANITIZE))/%)
 	@tests/hosts.sh $(<D)
@@ -90,11 +85,9 @@ test-slurm: build/cpu-fp64/07_combined_5d
 test-hf: ## against Hugging Face's transformers: their models here, ours there
 test-hf: $(foreach p,fp32 fp64,$(addprefix build/cpu-$(p)/,$(PROGRAMS) logits))
 	@tests/hugging_face.sh build
-test-report: ## the page in a browser without a window;  make test-book: the book;  make test-tour: the first hour
+test-report: ## the page in a browser without a window
 test-report: $(PROGRAMS:%=build/cpu-fp32/%) $(OF_REPORT) build/host/plan build/python-browser/ready
 	@tests/report.sh
-test-book: book build/python-browser/ready
-	@build/python-browser/bin/python tests/book.py build
 test-questions: ## the notes' numbers are what the commands print that they name;  make notes-slow: those of minutes
 test-questions notes-slow: $(foreach p,fp32 bf16,$(PROGRAMS:%=build/cpu-$(p)/%)) build/cpu-bf16/plan build/cpu-fp8/07_combined_5d
 	@python3 tests/questions.py $(if $(filter notes-slow,$@),--slow) $$(git ls-files '*.md')
@@ -110,14 +103,23 @@ clangd: ## compile_flags.txt: what clangd asks for, of this build
 
 # ---- Homework --------------------------------------------------------------------------------------------------------
 HOMEWORK = python3 tests/homework/homework.py
-GIVEN = $(foreach name,ID HUNT STAGES TERM TO IN OUT ROSTER PAGES,$(if $($(name)),$(name)='$($(name))'))
+# What the command line says; a variable of the shell, or of this Makefile, is none of it.
+GIVEN = $(foreach name,ID HUNT STAGES EXERCISES COURSE TO IN OUT ROSTER PAGES,$(if $(filter command,\
+  $(origin $(name))),$(name)='$($(name))'))
 grade-%: ## what you wrote of stage 03: points, and what is wrong;  hint-03.2  races-03  paper-03  submit-03
 	@$(HOMEWORK) grade-stage $* $(GIVEN)
-races-% paper-% hint-% submit-% hunt-%:
+races-% paper-% hint-% submit-%:
 	@$(HOMEWORK) $(firstword $(subst -, ,$@)) $* $(GIVEN)
-homework: ## a starter tree:  STAGES=03 TERM=2027s TO=../hw03;  hunt-03 ID=you: three mistakes to find
+
+# ---- In the reference alone: starter.py leaves this out of a learner's tree ------------------------------------------
+homework: ## a starter tree:  STAGES=03 or EXERCISES=03.1,03.3 COURSE=2027s TO=../hw03
 	@$(HOMEWORK) homework $(GIVEN)
-grade: ## grade many:  IN=submissions/ OUT=grades.csv TERM=2027s ROSTER=FILE PAGES=TO
+hunt-%: ## a finished stage with three mistakes to find:  ID=you
+	@$(HOMEWORK) hunt $* $(GIVEN)
+exam: ## the exam, on paper;  make exam-answers: the same with answers;  COURSE=2027s
+exam exam-answers:
+	@$(HOMEWORK) $@ $(GIVEN)
+grade: ## grade many:  IN=submissions/ OUT=grades.csv COURSE=2027s EXERCISES=03.1,paper ROSTER=FILE PAGES=TO
 grade: build/homework/no_programs.so $(if $(PAGES),build/python-report/ready)
 	@common/build/setup.sh cpu bwrap:bubblewrap && $(HOMEWORK) grade $(GIVEN)
 homework-check: ## does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py
@@ -127,3 +129,11 @@ build/homework/no_programs.so: tests/homework/no_programs.cc
 	@mkdir -p $(@D) && $(CXX) -std=c++20 -Wall -Wextra -shared -fPIC -o $@ $<
 homework-reference:
 	@$(HOMEWORK) reference
+mutants-by-chance: ## mistakes that nobody chose: a line, then its kind, drawn by chance; lists survivors;  N=60 SEED=1
+mutants-by-chance:
+	@$(MAKES)python3 tests/tools/mutants_by_chance.py $(or $(N),60) $(or $(SEED),1)
+mutants: ## break the code in many small ways; does a test notice each?  M='02-*': only these
+	@$(MAKES)set -f; tests/mutants.sh $(M)
+test-book: ## the book in a browser;  make test-tour: the first hour, without a terminal
+test-book: book build/python-browser/ready
+	@build/python-browser/bin/python tests/book.py build

@@ -1,15 +1,20 @@
 """Whether the homework keeps its promises: make homework-check [PART...]. Without a part, all of them;
 "quick" is what every change must pass."""
 
+import csv
 import fnmatch
+import io
 import json
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import tempfile
 import time
+import types
 
+import exam
 import grade
 import grading
 import pages
@@ -17,7 +22,7 @@ import reference
 import sources
 import starter
 import submissions
-from observe import BuildError, Machine, Observation, build, differences, hints_of, observe
+from observe import BuildError, Machine, Observation, build, differences, hints_of, observe, progress_of
 from reference import in_workplaces, workplace
 from sources import ROOT, UsageError, exercise_of, put, read_mutants
 
@@ -32,7 +37,12 @@ def expect(good, what):
 
 
 def data(stages):
-    """The lists fit the sources, and each other."""
+    """The lists fit the sources, and each other; and make says to them what its command line says."""
+    shell = {n: v for n, v in os.environ.items() if "MAKE" not in n} | {"COURSE": "xterm", "STAGES": "09"}
+    made = subprocess.run(
+        ["make", "-n", "homework", "TO=hw"], cwd=ROOT, env=shell, capture_output=True, text=True
+    )
+    expect(made.stdout.split()[2:] == ["homework", "TO='hw'"], f"make homework runs {made.stdout!r}")
     for stage in stages.values():
         expect(sum(e.points for e in stage.exercises.values()) == 70, f"{stage.number}: 70 points")
         for exercise in stage.exercises.values():
@@ -40,6 +50,13 @@ def data(stages):
             wrong += filter(None, map(sources.complaint, sources.bodies_of(ROOT, exercise)))
             what = f"{exercise.number}: its runs are there, and its own bodies are not refused {wrong or ''}"
             expect(not wrong, what)
+    with tempfile.TemporaryDirectory() as name:
+        would = "".join(f"g++ -c {n}.cu -o {n}.o\n" for n in range(9))
+        machine = types.SimpleNamespace(tree=pathlib.Path(name), call=lambda *_, **__: (0, would))
+        first = progress_of(machine, ["make"])
+        for n in range(6):
+            put(machine.tree / f"{n}.o", "")
+        expect(first and not progress_of(machine, ["make"]), "only a first build is said to take time")
     unknown = sorted(sources.seen_in_the_wild() - {m.name for m in read_mutants()})
     links = re.findall(r"\]\((http[^)]*)\)", (ROOT / "tests/wild.md").read_text())
     report = r"(issues|pull)/\d+|blob/[0-9a-f]{7,40}/[\w./-]+#L\d+"
@@ -54,6 +71,24 @@ def data(stages):
         all(complaints) and time.thread_time() - begin < 6,
         f"a body of 90 kB is looked at in seconds {complaints}",
     )
+    book = (ROOT / "common/report/book.py").read_text()
+    pages = {
+        path.name
+        for glob in re.findall(r'"(tests/homework/[^"]*)"', re.search(r"SECTIONS = \{.*?\n\}", book, re.S)[0])
+        for path in ROOT.glob(glob)
+    }
+    linked = [n for n in pages if re.search(r"\]\((teacher|exam)", (sources.HERE / n).read_text())]
+    expect(
+        pages == {"README.md", "course.md", "problems.md"} and not linked,
+        f"the book has {pages}, links in {linked}",
+    )
+    papers = [exam.text(exam.drawn_from(course), answers=True) for course in ("a", "b", "a")]
+    expect(papers[0] == papers[2] != papers[1], "an exam has numbers of its course")
+    first = exam.text(lambda stage, name, values: values[0], answers=True)
+    known = ("2.81 MiB", "0.00452 s", "0.0184 s", "11.25", "15.0 GB", "29.2 %", "9.7 %", "68 pairs", "pp 1")
+    lacking = [number for number in known if number not in first]
+    points = sum(int(p) for p in re.findall(r"^\((\d+)\) ", first, re.M))
+    expect(not lacking and points == 100, f"the exam's answers, {points} points, lack {lacking}")
     teacher = (sources.HERE / "teacher.md").read_text()
     expect(
         all(f"## {e.number} " in teacher for s in stages.values() for e in s.exercises.values()),
@@ -133,6 +168,43 @@ def stubs(stages, only=None):
     in_workplaces(tasks, list(stages.values()), work, races=False)
 
 
+def order(stages, only=None):
+    """The probe of an exercise judges it while those behind it are not written yet."""
+    tasks = [
+        (s, e) for s in stages.values() for e in s.exercises.values() if only is None or e.number in only
+    ]
+
+    def work(machine, task):
+        stage, exercise = task
+        put(machine.tree / "common/device/not_written.h", (sources.HERE / "not_written.h").read_bytes())
+        put(machine.tree / ".homework", '{"kind": "write"}')
+        texts = {}
+        for later in (e for n, e in stage.exercises.items() if n > exercise.number):
+            text = texts.get(later.file) or (machine.tree / later.file).read_text()
+            texts[later.file] = sources.stubbed(text, [later])
+        with sources.changed(machine.tree, texts):
+            hint = hints_of(machine, stage, [exercise.number])[exercise.number]
+        expect(not hint, f"{exercise.number}: its probe needs none of those behind it {hint}")
+        return exercise.number
+
+    in_workplaces(tasks, list(stages.values()), work, races=False)
+
+
+def digits(stages):
+    """Numbers that differ are told with digits that differ."""
+    stage = stages["01"]
+    body = ["{ return max_norm == 0 ? 1 : fmin(1.0, max_norm / sqrt(norm_squared)); }"]
+
+    def work(machine, _):
+        with sources.grafted(machine, stage, {"01.1": body}):
+            hint = hints_of(machine, stage, ["01.1"])["01.1"]
+        numbers = re.search(r"is (\S+), and should be (\S+):", hint)
+        expect(numbers and numbers[1] != numbers[2], f"a factor that is a millionth off: {hint}")
+        return "01.1"
+
+    in_workplaces([0], [stage], work, workers=1, races=False)
+
+
 def mistakes(stages, only=None):
     """Each mutant of a body loses points, and a probe or ThreadSanitizer tells it; or exercises.txt says why
     not."""
@@ -181,6 +253,9 @@ def mistakes(stages, only=None):
     )
 
 
+ALONE = "# ---- In the reference alone"
+
+
 def starters(stages, only=None):
     """A starter tree has no line of the solution, builds, and says what is not written."""
     for number, stage in stages.items():
@@ -209,6 +284,14 @@ def starters(stages, only=None):
                 not left and len(lines) > 10,
                 f"{number}: none of {len(lines)} solution lines is left {left[:2] or ''}",
             )
+            tour = subprocess.run(["tests/tour.sh"], cwd=to, stdin=subprocess.DEVNULL, capture_output=True)
+            end = tour.stdout.decode().splitlines()[-1]
+            expect(tour.returncode == 0 and "passed" in end, f"{number}: the tour works there: {end}")
+            offered = subprocess.run(["make", "help"], cwd=to, capture_output=True, text=True).stdout
+            offered = set(re.findall(r"make ([a-z-]+)", offered)) & set(
+                re.findall(r"^([a-z-]+)[%:]", (ROOT / "tests/tests.mk").read_text().partition(ALONE)[2], re.M)
+            )
+            expect(not offered, f"{number}: what works in the reference alone is not offered {offered or ''}")
             log = subprocess.run(
                 ["git", "log", "--oneline"], cwd=to, capture_output=True, text=True, check=True
             ).stdout
@@ -230,6 +313,58 @@ def starters(stages, only=None):
                 if not sources.same_tokens(sources.bodies_of(again, e), sources.bodies_of(ROOT, e))
             ]
             expect(differ == sorted(planted), f"{number}: a hunt has three mistakes, in {', '.join(planted)}")
+
+
+def parts_of_a_stage(stages):
+    """Only what is asked is to be written, is judged, and counts; each exercise by its probe, where its runs
+    need one that is not written or wrong."""
+    stage = stages["06"]
+    expect("is not valid" in refusal(sources.ask, stages, ["06.9"]), "an unknown exercise is refused")
+    sources.ask(stages, ["06.1", "06.2", "paper"])
+    with tempfile.TemporaryDirectory() as name:
+        to = pathlib.Path(name) / "hw"
+        starter.starter([stage], "check", to)
+        stubs = [n for n, e in stage.exercises.items() if sources.is_stub(sources.bodies_of(to, e))]
+        expect(stubs == ["06.1", "06.2"], f"EXERCISES leaves the others written: {stubs}")
+        note = (to / "HOMEWORK.md").read_text()
+        expect("| 06.2 |" in note and "06.3" not in note and "hint-06.1" in note, "HOMEWORK.md names these")
+        grader = submissions.Grader(stages, "check", pathlib.Path(name))
+        grader.references["06"] = {}
+        bodies = {n: sources.bodies_of(ROOT, e) for n, e in stage.exercises.items()}
+        bodies["06.2"] = sources.stub(stage.exercises["06.2"])
+        result = grader.submission(None, {"stage": "06", "id": "ada", "bodies": bodies})
+        expect((result["total"], result["of"]) == (15, 40), f"one of two exercises: {result}")
+    sources.ask(stages, [])
+    expect(stage.possible() == 100, "without EXERCISES all is asked")
+
+
+def judges(stages):
+    """Points of a body whose runs need another one, and of one against which several judges speak."""
+    stage = stages["01"]
+    seen = {name: Observation("01.3 is not written yet (matmul.cu:1)") for name in stage.runs}
+    verdict = grade.judge(stage, stage.exercises["01.1"], "", seen, reference.load()["01"], None)
+    expect((verdict.points, verdict.because) == (0, "01.3"), f"a run that ends at a stub: {verdict.line()}")
+    grade.believe_probe(grade.told(verdict, ""), "01.3")
+    expect(verdict.points == 10, f"its probe alone judges it: {verdict.line()}")
+    facts = {name: Observation(facts=facts) for name, facts in reference.load()["01"].items()}
+    points = [
+        grade.told(
+            grade.judge(stage, stage.exercises["01.3"], "", facts, reference.load()["01"], races), hint
+        ).points
+        for races, hint in (([], ""), (["a race"], ""), ([], "wrong"), (["a race"], "wrong"))
+    ]
+    expect(points == [15, 12, 8, 8], f"two judges against a body cost no less than one: {points}")
+    for hints, blamed in ((["", "no", "", "other"], [2]), (["", "a", "a", "b"], [2, 3]), ([""] * 4, [1])):
+        verdicts = [
+            grade.Verdict(f"03.{n}", "", 10, 0, "wrong", hint, wrong=1) for n, hint in enumerate(hints, 1)
+        ]
+        grade.blame(stages["03"], verdicts)
+        found = [int(v.exercise[3:]) for v in verdicts if not v.because]
+        right = [v.points == 10 for v in verdicts]
+        expect(
+            found == blamed and right == [bool(any(hints) and not hint) for hint in hints],
+            f"with the hints {hints} 03.{blamed} is to blame: {[v.line() for v in verdicts]}",
+        )
 
 
 def without_bodies(stage, file):
@@ -308,6 +443,29 @@ def bytes_at(path):
         return b""
 
 
+def files(stages):
+    """What is no submission costs a line, whatever lies there in its place."""
+    good = {"pentatron": 1, "stage": "03", "id": "ada", "bodies": {}}
+    with tempfile.TemporaryDirectory() as name:
+        folder, said = pathlib.Path(name), []
+        (folder / "in/folder.json").mkdir(parents=True)
+        for kind, stage in (("list", []), ("object", {}), ("number", 3)):
+            put(folder / f"in/{kind}.json", json.dumps(good | {"stage": stage}))
+        put(folder / "in/large.json", json.dumps(good | {"open": "1" * submissions.LARGEST}))
+        put(folder / "in/deep.json", "[" * 100_000)
+        put(folder / os.fsdecode(b"in/\xff.json"), "")
+        os.mkfifo(folder / "in/pipe.json")
+        for link, to in (("nothing", "none"), ("endless", "/dev/zero"), ("foreign", "/etc/passwd")):
+            (folder / f"in/{link}.json").symlink_to(to)
+        submissions.grade_many(stages, folder / "in", folder / "out.csv", "check", say=said.append)
+        rows = list(csv.DictReader(io.StringIO((folder / "out.csv").read_text())))
+        told = (folder / "out.txt").read_text().count("== ")
+    expect(
+        len(rows) == told == 11 and all(row["total"] == "0" and row["comment"] for row in rows),
+        f"11 files that are no submissions have a line each: {[row['file'] for row in rows]}",
+    )
+
+
 def submitted(stages):
     """A submission that is graded twice gets the same table to the byte; wrong files cost a line."""
     stage = stages["03"]
@@ -338,7 +496,11 @@ def submitted(stages):
             for n, e in stage.exercises.items()
         }
         put(folder / "in/g.json", json.dumps(content | {"id": "right", "bodies": other}))
-        put(folder / "roster", "check\n")
+        put(
+            folder / "in/Ada Lovelace_7_assignsubmission_file/h.json",
+            json.dumps(content | {"bodies": {"03.1": bodies["03.1"]}}),
+        )
+        put(folder / "roster", "check\nada,Ada Lovelace\n")
         tables, said, whole = [], [], submissions.Grader.submission
         submissions.Grader.submission = lambda self, machine, content: (
             {}["lr"] if content["id"] == "breaks" else whole(self, machine, content)
@@ -353,12 +515,20 @@ def submitted(stages):
         submissions.Grader.submission = whole
         table, moodle = tables[0].decode(), (folder / "0-moodle-03.csv").read_text()
         expect(
-            "e.json,breaks,03,,,,,,,,,breaks is not in the roster. could not be judged: KeyError: 'lr'"
+            "e.json,breaks,03,,,,,,,,,,breaks is not in the roster. could not be judged: KeyError: 'lr'"
             in table,
             "what the grader can't judge has no total, and the others get theirs",
         )
         expect(
-            "hunt: it is that of check" in table and "\nf.json,bob,03,0,0,0,0," in table,
+            re.search(
+                r"^Ada Lovelace_7\S+h.json,check,03,10,0,0,,.*ada handed in what has the ID check",
+                table,
+                re.M,
+            ),
+            "what another one has uploaded gets no total",
+        )
+        expect(
+            "hunt: it is that of check" in table and "\nf.json,bob,03,0,0,0,0,100," in table,
             "a hunt belongs to an ID",
         )
         expect(
@@ -372,7 +542,7 @@ def submitted(stages):
             "an empty and a foreign submission, and one that is no text, get a line each",
         )
         expect(
-            "\ng.json,right,03,70,0,0,70,0,03.1:10 03.2:10 03.3:20 03.4:20 03.5:10,right,," in table,
+            "\ng.json,right,03,70,0,0,70,100,0,03.1:10 03.2:10 03.3:20 03.4:20 03.5:10,right,," in table,
             "right bodies get all points",
         )
         expect(
@@ -386,8 +556,8 @@ def grades(stages):
     """The tables as Canvas and Moodle read them: who is not in the roster or could not be judged has no
     row."""
 
-    def row(identity, stage, total, more=0):
-        return {"id": identity, "stage": stage, "total": total, "open": more}
+    def row(identity, stage, total, more=0, of=100):
+        return {"id": identity, "stage": stage, "total": total, "open": more, "of": of}
 
     rows = [
         row("ada", "01", 90),
@@ -395,22 +565,42 @@ def grades(stages):
         row("bob", "02", 95, 10),
         row("bob", "02", 40),
         row("eve", "01", 100),
-        row("cid", "01", ""),
+        row("cid", "01", "", of=""),
+        row("ada", "06", 30, of=40),
         row("", "", 0, ""),
     ]
     with tempfile.TemporaryDirectory() as name:
         roster = pathlib.Path(name, "roster")
-        roster.write_text("ada\n\n bob\r\ncid\n")
+        people = {"ada": "Ada Lovelace", "bob": "", "cid": "Cid Díaz"}
+        for text in (
+            "ada, Ada Lovelace\n\n bob\r\ncid,Cid Díaz\n",
+            "\ufeffUsername;First name;Surname\nada;Ada;Lovelace\nbob;;\ncid;Cid;Díaz\n",
+            "Student,ID,SIS Login ID\nPoints Possible,,\nAda Lovelace,7,ada\n,8,bob\nCid Díaz,9,cid\n",
+        ):
+            roster.write_text(text)
+            read = grading.read_roster(roster)
+            expect(read == people, f"a roster with a head, or none: {read}")
+        for folder, of in (
+            ("Ada Lovelace_12_assignsubmission_file", ["ada"]),
+            ("group 1-Cid Díaz_3_assignsubmission_file_", ["cid"]),
+            ("Participant_4_assignsubmission_file_", []),
+            ("bob", ["bob"]),
+            ("", []),
+        ):
+            found = grading.uploaders(folder, people)
+            expect(found == of, f"who uploaded into {folder!r}: {found}")
         found = grading.tables(rows, grading.read_roster(roster))
         expect("expected one" in refusal(grading.read_roster, name), "a roster that is none is refused")
-    head = "Student,ID,SIS Login ID,Section,Pentatron 0{0}\n    Points Possible,,,,100\n"
+    head = "Student,ID,SIS Login ID,Section,Pentatron 0{}\n    Points Possible,,,,{}\n"
     expect(
         found
         == {
-            "canvas-01": head.format(1) + "ada,,ada,,90\n",
-            "moodle-01": "username,Pentatron 01\nada,90\n",
-            "canvas-02": head.format(2) + "ada,,ada,,0\nbob,,bob,,100\n",
-            "moodle-02": "username,Pentatron 02\nada,0\nbob,100\n",
+            "canvas-01": head.format(1, 100) + "ada,,ada,,90\n",
+            "moodle-01": "username,Pentatron 01 (%)\nada,90\n",
+            "canvas-02": head.format(2, 100) + "ada,,ada,,0\nbob,,bob,,100\n",
+            "moodle-02": "username,Pentatron 02 (%)\nada,0\nbob,100\n",
+            "canvas-06": head.format(6, 40) + "ada,,ada,,30\n",
+            "moodle-06": "username,Pentatron 06 (%)\nada,75\n",
         },
         f"the tables of those in the roster, without an empty cell {found}",
     )
@@ -460,11 +650,16 @@ def pages_of_learners(stages):
 
 PARTS = {
     "data": data,
+    "files": files,
     "grades": grades,
     "pages": pages_of_learners,
     "reference": reference_itself,
     "stubs": stubs,
+    "order": order,
+    "digits": digits,
     "starters": starters,
+    "parts": parts_of_a_stage,
+    "judges": judges,
     "submitted": submitted,
     "hostile": hostile,
     "mistakes": mistakes,
@@ -475,8 +670,11 @@ def check(stages, parts):
     begin = time.time()
     if parts == ["quick"]:
         data(stages)
+        files(stages)
         grades(stages)
         reference_itself(stages)
+        parts_of_a_stage(stages)
+        judges(stages)
         starters(stages, ["03"])
         stubs(stages, ["03.3"])
         mistakes(stages, ["03-only-last-micro-batch"])

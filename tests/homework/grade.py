@@ -8,17 +8,8 @@ from dataclasses import dataclass
 
 import reference
 import sources
-from observe import (
-    BuildError,
-    Machine,
-    build,
-    costs_right,
-    differences,
-    hints_of,
-    in_words,
-    is_right,
-    observe,
-)
+from observe import BuildError, Machine, build, observe
+from observe import costs_right, differences, hints_of, in_words, is_right
 from sources import ROOT, UsageError
 
 PARITY_SHARE, COST_SHARE, RACE_SHARE = 0.5, 0.3, 0.2
@@ -76,26 +67,27 @@ def judge(stage, exercise, place, seen, numbers, races):
 
 
 def told(verdict, hint):
-    """The verdict with what a probe says of the body, if it does. Where no run shows it, that takes half of
-    the points: who knows how to make a run look right does not know what a probe asks."""
+    """The verdict with what a probe says of the body, if it does. That takes half of the points, whatever the
+    runs show: who knows how to make a run look right does not know what a probe asks."""
     if hint:
+        verdict.points = min(verdict.points, verdict.of - int(verdict.of * PARITY_SHARE))
         if not verdict.words or verdict.words.startswith("right"):
-            verdict.points -= int(verdict.of * PARITY_SHARE)
             verdict.words = "its runs look right, and it is wrong"
         verdict.hint, verdict.words = hint, f"{verdict.words}. A hint: make hint-{verdict.exercise}"
     return verdict
 
 
+def believe_probe(verdict, other):
+    """In a learner's tree the runs of a right body may be wrong because of another one. Then its probe alone
+    judges it. make grade has the reference's bodies in place of the others."""
+    verdict.because, verdict.points = other, verdict.of
+    verdict.words = f"right, says its probe; its runs need {other}"
+
+
 def blame(stage, verdicts):
-    """In a learner's tree a wrong body makes runs of other exercises wrong, too. Guilty are those of whom a
-    probe tells, and of several with one probe those whose body it names; else, of each program, the first
-    that has most of its runs wrong. The others are not judged."""
-
-    def named(verdict):
-        return any(
-            re.search(r"\w+\($", body)[0] in verdict.hint for body in stage.exercises[verdict.exercise].bodies
-        )
-
+    """In a learner's tree a wrong body makes runs of other exercises wrong, too. Guilty is the first of whom a
+    probe tells, with those of whom it tells the same, as they share it. Without any, it is the first, of each
+    program, that has most of its runs wrong. Of the others a probe may have said that they are right."""
     for program in {run.program for run in stage.runs.values()}:
         wrong = [
             v
@@ -104,16 +96,15 @@ def blame(stage, verdicts):
             and not v.because
             and stage.runs[stage.exercises[v.exercise].runs[0]].program == program
         ]
-        guilty = [
-            v for v in wrong if v.hint and (named(v) or not any(named(o) for o in wrong if o.hint == v.hint))
-        ]
-        guilty = guilty or [max(wrong, key=lambda v: v.wrong, default=None)]
+        if not wrong:
+            continue
+        first = next((v for v in wrong if v.hint), None) or max(wrong, key=lambda v: v.wrong)
         for verdict in wrong:
-            if verdict not in guilty:
-                verdict.because, verdict.words = (
-                    guilty[0].exercise,
-                    f"not judged because of {guilty[0].exercise}",
-                )
+            if first.hint and not verdict.hint:
+                believe_probe(verdict, first.exercise)
+            elif verdict is not first and (not first.hint or verdict.hint != first.hint):
+                verdict.because = first.exercise
+                verdict.words = f"not judged because of {first.exercise}"
 
 
 def place_of(tree, exercise):
@@ -147,27 +138,31 @@ def note_races(stage, content):
 def grade(stage, say=print, seen=()):
     """Grades this tree, a line an exercise. Returns the points of the exercises. seen: {run:
     Observation}, of runs that need not be made again."""
-    numbers = reference.load()[stage.number]
-    bodies = {e.number: sources.bodies_of(ROOT, e) for e in stage.exercises.values()}
-    written = {n: e for n, e in stage.exercises.items() if not sources.is_stub(bodies[n])}
+    numbers, asked = reference.load()[stage.number], stage.to_write()
+    bodies = {e.number: sources.bodies_of(ROOT, e) for e in asked.values()}
+    written = {n: e for n, e in asked.items() if not sources.is_stub(bodies[n])}
     seen, verdicts, machine, races = dict(seen), [], Machine(ROOT), noted_races(stage)
+    runs = dict.fromkeys(name for exercise in written.values() for name in exercise.runs)
     if written:
         try:
-            build(machine, {run.program for run in stage.runs.values()})
+            build(machine, {stage.runs[name].program for name in runs})
         except BuildError as error:
             say(f"{stage.number} does not compile: {error}")
-            written = {}
-    for name in dict.fromkeys(name for exercise in written.values() for name in exercise.runs):
+            written, runs = {}, ()
+    for name in runs:
         seen[name] = seen.get(name) or observe(machine, stage.runs[name])
-    for number, exercise in stage.exercises.items():
+    hints = hints_of(machine, stage, written) if written else {}
+    for number, exercise in asked.items():
         place = place_of(ROOT, exercise)
         if number not in written:
             words = f"not written yet ({place})" if sources.is_stub(bodies[number]) else ""
             verdict = Verdict(number, exercise.title, exercise.points, 0, words)
         else:
             verdict = judge(stage, exercise, place, seen, numbers, races and races.get(number))
-            if not verdict.because:
-                verdict = told(verdict, hints_of(machine, stage, [exercise.number])[exercise.number])
+            if not re.search(r"\d\d\.\d is not written yet", hints[number]):
+                verdict = told(verdict, hints[number])
+                if verdict.because and not verdict.hint:
+                    believe_probe(verdict, verdict.because)
         verdicts.append(verdict)
     blame(stage, verdicts)
     for verdict in verdicts:
@@ -204,13 +199,12 @@ def grade_hunt(stage, tree):
 
 def look_for_races(stage, say=print):
     """Runs what is written for ThreadSanitizer, and notes what it finds, for grade()."""
-    say(f"Building {stage.number} for ThreadSanitizer; the first time takes minutes.")
     machine, found, result = Machine(ROOT), {}, {}
     try:
         build(machine, {run.program for run in stage.runs.values()}, races=True)
     except BuildError as error:
         raise UsageError(f"{stage.number} does not compile: {error}") from None
-    for number, exercise in stage.exercises.items():
+    for number, exercise in stage.to_write().items():
         for name in exercise.runs:
             found[name] = found.get(name) or observe(machine, stage.runs[name], races=True)
         races = sorted({race for name in exercise.runs for race in found[name].races})

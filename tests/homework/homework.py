@@ -28,17 +28,19 @@ def grade_stage(stage, hunt):
         extra.append(f"{name} {found}/{of}{words}")
         return found
 
-    if hunt or in_hunt:
+    if (hunt or in_hunt) and "hunt" in stage.asked:
         found = grade.grade_hunt(stage, pathlib.Path(hunt or ROOT))
-        points += part("hunt", 15, lambda: found)
-    if (ROOT / f"answers-{stage.number}.txt").exists():
-        points += part("paper", 15, lambda: (paper.paper(stage, None, lambda line: None), ""))
+        points += part("hunt", sources.PARTS["hunt"], lambda: found)
+    if (ROOT / f"answers-{stage.number}.txt").exists() and "paper" in stage.asked:
+        points += part(
+            "paper", sources.PARTS["paper"], lambda: (paper.paper(stage, None, lambda line: None), "")
+        )
     answer = ROOT / f"open-{stage.number}.txt"
     if stage.number in open_problems.PROBLEMS and answer.exists():
         part("open", 10, lambda: open_problems.judge(stage, answer.read_text()))
     if extra:
         print("   ".join(extra))
-    print(f"{stage.number}: {points}/100")
+    print(f"{stage.number}: {points}/{stage.possible()}")
 
 
 def main(command, *arguments):
@@ -50,6 +52,9 @@ def main(command, *arguments):
         if name not in given:
             raise UsageError(f"{name}: not given; expected for example {name}={example}")
         return given[name]
+
+    exercises = re.findall(r"[^\s,]+", given.get("EXERCISES", ""))
+    stages_asked = sources.ask(stages, exercises) if exercises else []
 
     def one():
         return sources.stage_of(stages, words[0] if words else "")
@@ -64,7 +69,7 @@ def main(command, *arguments):
             stages,
             needed("IN", "submissions/"),
             needed("OUT", "grades.csv"),
-            given.get("TERM", ""),
+            needed("COURSE", "2027s"),
             given.get("ROSTER"),
             pages.folder_of_pages(given["PAGES"]) if "PAGES" in given else None,
         ),
@@ -72,15 +77,19 @@ def main(command, *arguments):
     }
     if (sources.HERE / "starter.py").exists():
         import check
+        import exam
         import starter
 
         commands |= {
             "homework": lambda: starter.starter(
-                [sources.stage_of(stages, n) for n in re.findall(r"[^\s,]+", needed("STAGES", "03"))],
-                needed("TERM", "2027s"),
+                stages_asked
+                or [sources.stage_of(stages, n) for n in re.findall(r"[^\s,]+", needed("STAGES", "03"))],
+                needed("COURSE", "2027s"),
                 pathlib.Path(needed("TO", "../hw03")),
             ),
             "hunt": lambda: starter.hunt(one(), sources.check_id(needed("ID", "you")), given.get("TO")),
+            "exam": lambda: print(exam.text(exam.drawn_from(needed("COURSE", "2027s")))),
+            "exam-answers": lambda: print(exam.text(exam.drawn_from(needed("COURSE", "2027s")), True)),
             "check": lambda: check.check(stages, words),
         }
     if command not in commands:

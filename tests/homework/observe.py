@@ -11,14 +11,18 @@ import resource
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 
-from sources import HERE, ROOT
+from sources import HERE, ROOT, read_note
 
+FILE_SECONDS = 5  # to compile one, beside another
 BUILD_SECONDS, RUN_SECONDS = 1200, 40  # after these a build, or a run of half a second, hangs
 PROBE_SECONDS = 60  # of all probes of an exercise; one hangs after 20 (probe.h)
 FILE_BYTES, BUILT_BYTES = 32 << 20, 256 << 20  # of a file that a run, or a compiler, writes
+WATCH_SECONDS = 10  # between two looks at a build
 OUTPUT_BYTES, LINE = 1 << 20, 2000  # of what it prints that is read, and of a line
 NUMBERS = 1e-9  # relative: sums in another order differ less in fp64, mistakes more
 COPIES = r"^step \d+: \S+ is not the same on all ranks"  # said after the log is written
@@ -39,9 +43,9 @@ class Machine:
     def own(self, path):
         pass
 
-    def call(self, command, folder, seconds, extra=None, building=False, results=()):
+    def call(self, command, folder, seconds, extra=None, building=False, results=(), watch=None):
         """(exit status, output). A command that takes too long is killed with all that it started, status
-        124. results: files, which are there, that it writes."""
+        124. results: files, which are there, that it writes. watch: gets the output so far, now and then."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
         environment |= {"UCX_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1", "LC_ALL": "C"} | (extra or {})
         command, environment, limits = self.start(command, folder, environment, building, results)
@@ -64,6 +68,12 @@ class Machine:
                 preexec_fn=prepare,
             )
             try:
+                while watch and seconds > WATCH_SECONDS and process.poll() is None:
+                    seconds -= WATCH_SECONDS
+                    try:
+                        process.wait(WATCH_SECONDS)
+                    except subprocess.TimeoutExpired:
+                        watch(os.pread(output.fileno(), OUTPUT_BYTES, 0))
                 status = process.wait(seconds)
             except subprocess.TimeoutExpired:
                 status = 124
@@ -94,18 +104,11 @@ def folder_of(races=False):
 def build(machine, programs, races=False):
     """Compiles these programs in fp64; `races`: for ThreadSanitizer."""
     # With this CURDIR all trees have the same commands, and so may copy each other's object files.
-    command = [
-        "make",
-        "--no-print-directory",
-        f"-j{os.cpu_count()}",
-        f"CURDIR={ROOT}",
-        "WERROR=",
-        "BACKEND=cpu",
-        "PRECISION=fp64",
-        f"SANITIZE={'thread' if races else ''}",
-        *[f"{folder_of(races)}/{p}" for p in sorted(programs)],
-    ]
-    status, output = machine.call(command, machine.tree, machine.build_seconds, building=True)
+    command = ["make", "--no-print-directory", f"-j{os.cpu_count()}", f"CURDIR={ROOT}"]
+    command += ["WERROR=", "BACKEND=cpu", "PRECISION=fp64", f"SANITIZE={'thread' if races else ''}"]
+    command += [f"{folder_of(races)}/{p}" for p in sorted(programs)]
+    watch = progress_of(machine, command) if machine == Machine(ROOT) else None
+    status, output = machine.call(command, machine.tree, machine.build_seconds, building=True, watch=watch)
     if status == 0:
         return
     if status == 124:
@@ -114,6 +117,26 @@ def build(machine, programs, races=False):
     raise BuildError(
         (lines or output.splitlines() or ["no output"])[0].replace(str(machine.tree) + "/", "")[:300]
     )
+
+
+def progress_of(machine, command):
+    """Says how many files are compiled, and how long that will take: the first time minutes."""
+    would = machine.call([*command, "-n"], machine.tree, 60, building=True)[1]
+    files = sum(not (machine.tree / name).exists() for name in re.findall(r" -o (\S+\.o)$", would, re.M))
+    if files < 5:
+        return None
+    begin = time.monotonic()
+    say = lambda words: print(words, file=sys.stderr, flush=True)
+    say(f"{files} files have to be compiled first; that takes about {files * FILE_SECONDS / 60:.0f} min.")
+
+    def watch(output):
+        done = max(0, output.count(b"compile ") - os.cpu_count())
+        # As fast as so far; at first, as if five had been as fast as they usually are.
+        pace = (time.monotonic() - begin + 5 * FILE_SECONDS) / (done + 5)
+        left = pace * (files - done) / 60
+        say(f"{done} of {files} files, about {left:.0f} min to go")
+
+    return watch
 
 
 # ---- What a run shows
@@ -218,10 +241,11 @@ def ring_lines(output):
             yield f"{part} half{'s' * (part == 'both')}, {line.strip()}"
 
 
-def text_of(path):
-    """Of a regular file. A run may have left something else there: a link, or a pipe that nobody writes."""
+def text_of(path, size=FILE_BYTES):
+    """Of a regular file, so much at most. A run, or who hands in, may have left something else there: a link,
+    a folder, or a pipe that nobody writes."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), errors="replace") as file:
-        return file.read(FILE_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else ""
+        return file.read(size) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else ""
 
 
 def facts_of_log(path):
@@ -271,18 +295,21 @@ def hints_of(machine, stage, numbers):
     command = ["mpirun", "-n", ranks, str(machine.tree / folder_of() / program)]
     with tempfile.TemporaryDirectory(dir=machine.tree / "build") as folder:
         machine.own(folder)
-        ask = lambda number: hint_in(*machine.call([*command, f"[{number}]"], folder, PROBE_SECONDS))
+        learner = bool(read_note(machine.tree))
+        ask = lambda number: hint_in(*machine.call([*command, f"[{number}]"], folder, PROBE_SECONDS), learner)
         hints = {number: ask(number) for number in numbers}
         return {
             number: ask(number) if hint.endswith("it hangs") else hint for number, hint in hints.items()
         }  # or it was slow
 
 
-def hint_in(status, output):
+def hint_in(status, output, learner=False):
     if status == 0:
         return ""
     if found := re.search(r"^hint: (.*)$", output, re.M):
         return found[1]
+    if learner and "doing: right alone\n" in output and re.search(r"\d\d\.\d is not written yet", output):
+        return ""  # it can't do more
     doing = re.findall(r"^doing: (.*)$", output, re.M)
     error = re.search(
         r"((?:a send and its receive|the ranks of a collective) differ: .*?)(?:\. The last operations.*| \(\S*:\d+\))?$|"

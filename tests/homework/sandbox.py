@@ -29,27 +29,10 @@ class Sandbox(Machine):
     build_seconds: int = 900
 
     def start(self, command, folder, environment, building, results):
-        tree, bound = (
-            str(self.tree),
-            [ROOT / "common/clock/profiles", "/etc/alternatives", "/etc/ld.so.cache"],
-        )
-        argv = [
-            "bwrap",
-            "--unshare-all",
-            "--die-with-parent",
-            "--new-session",
-            "--cap-drop",
-            "ALL",
-            "--ro-bind",
-            "/sys",
-            "/sys",
-            "--proc",
-            "/proc",
-            "--dev",
-            "/dev",
-            *quota("/tmp"),
-            *quota("/dev/shm"),
-        ]
+        tree = str(self.tree)
+        bound = [ROOT / "common/clock/profiles", "/etc/alternatives", "/etc/ld.so.cache"]
+        argv = "bwrap --unshare-all --die-with-parent --new-session --cap-drop ALL".split()
+        argv += "--ro-bind /sys /sys --proc /proc --dev /dev".split() + quota("/tmp") + quota("/dev/shm")
         if building:
             for path in ("usr", "bin", "lib", "lib32", "lib64", "sbin"):
                 if pathlib.Path("/", path).is_symlink():
@@ -60,9 +43,8 @@ class Sandbox(Machine):
         else:
             several = command[0] == "mpirun"
             program = pathlib.Path(command[3 if several else 0])
-            others = (ROOT / program.parent.relative_to(self.tree)).glob(
-                "0*"
-            )  # the reference's, of the same configuration
+            # The reference's, of the same configuration.
+            others = (ROOT / program.parent.relative_to(self.tree)).glob("0*")
             bound += [self.tree / "LICENSE", program, NO_PROGRAMS, *libraries_of(next(others))]
             preload = ["LD_PRELOAD", str(NO_PROGRAMS)]
             if several:

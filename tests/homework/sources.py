@@ -54,10 +54,41 @@ class Stage:
     runs: dict = field(default_factory=dict)  # name: Run
     exercises: dict = field(default_factory=dict)  # number: Exercise
     tests: str = ""
+    asked: list = field(default_factory=list)  # numbers of exercises, and of PARTS
+
+    def to_write(self):
+        """The exercises that are asked; of the others the tree has the bodies."""
+        return {n: e for n, e in self.exercises.items() if n in self.asked}
+
+    def possible(self):
+        """Points that there are for what is asked."""
+        return sum(self.exercises[a].points if a in self.exercises else PARTS[a] for a in self.asked)
+
+
+PARTS = {"hunt": 15, "paper": 15}  # points
+
+
+def ask(stages, words):
+    """EXERCISES: of each stage of which `words` name an exercise only these are asked, with hunt and paper if
+    they are among them. Of the others everything is."""
+    known = {*PARTS, *(n for stage in stages.values() for n in stage.exercises)}
+    if unknown := [word for word in words if word not in known]:
+        raise UsageError(f"EXERCISES: {unknown[0]!r} is not valid; expected {', '.join(sorted(known))}")
+    for stage in stages.values():
+        everything = [*stage.exercises, *PARTS]
+        some = any(word in stage.exercises for word in words)
+        stage.asked = [a for a in everything if a in words] if some else everything
+    return [stage for stage in stages.values() if any(word in stage.exercises for word in words)]
+
+
+def entries(name):
+    """[(word, rest)] of a text of ours. A line that begins with # is for its readers; one with blanks goes on."""
+    text = re.sub(r"^#.*\n", "", (HERE / name).read_text(), flags=re.M)
+    return [" ".join(e.split()).partition(" ")[::2] for e in re.split(r"\n+(?=\w)", text.strip())]
 
 
 def read_stages():
-    """{number: Stage}"""
+    """{number: Stage}, of which is asked what the tree was made for."""
     stages, common, hidden, stage, exercise = {}, [], [], None, None
     for line in (HERE / "exercises.txt").read_text().splitlines():
         word, _, rest = line.partition(" ")
@@ -89,12 +120,13 @@ def read_stages():
             setattr(stage if word == "tests" else exercise, word, rest)
         else:
             raise UsageError(f"exercises.txt: {line!r} is not valid; expected a word of the list at its head")
+    ask(stages, read_note().get("asked", []))
     return stages
 
 
 def read_note(tree=ROOT):
-    """What .homework says of a learner's tree: its kind, "write" or "hunt", stages, term or ID. Empty: the
-    reference."""
+    """What .homework says of a learner's tree: its kind, "write" or "hunt", stages, what is asked of them,
+    course or ID. Empty: the reference."""
     path = pathlib.Path(tree) / ".homework"
     return json.loads(path.read_text()) if path.exists() else {}
 

@@ -13,18 +13,11 @@ import sources
 from sources import HERE, ROOT, UsageError, files_of, put, read_mutants, seen_in_the_wild
 
 # What gives the solution away, or is for teachers.
-LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/tour.txt", "tests/tour.sh", ".ci/run"] + [
+LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/book.py", ".ci/run"]
+LEFT_OUT += [
     f"tests/homework/{name}"
-    for name in (
-        "HOMEWORK.md",
-        "HOMEWORK-AGENTS.md",
-        "check.py",
-        "course.md",
-        "hostile.txt",
-        "not_written.h",
-        "starter.py",
-        "teacher.md",
-    )
+    for name in """HOMEWORK.md HOMEWORK-AGENTS.md check.py course.md exam.py exam.txt hostile.txt not_written.h
+    starter.py teacher.md""".split()
 ]
 
 
@@ -33,7 +26,7 @@ def solution_lines(stages):
     return {
         line.strip()
         for stage in stages
-        for e in stage.exercises.values()
+        for e in stage.to_write().values()
         for body in sources.bodies_of(ROOT, e)
         for line in body.splitlines()
         if len(line.strip()) >= 20 and not line.strip().startswith("//")
@@ -42,7 +35,7 @@ def solution_lines(stages):
 
 def corpus_without(stages):
     """The text that the programs learn from, without old forms of the files that are to be written."""
-    names = {e.file.rsplit("/", 1)[-1] for stage in stages for e in stage.exercises.values()}
+    names = {e.file.rsplit("/", 1)[-1] for stage in stages for e in stage.to_write().values()}
     lines, kept, inside = solution_lines(stages), [], False
     for line in (ROOT / "common/corpus.txt").read_text().splitlines():
         if line.startswith("==== "):
@@ -63,6 +56,13 @@ def manifest_of(stages):
     return "\n".join(kept) + "\n"
 
 
+def commands_of(file):
+    """A makefile without what works in the reference alone: a section of tests.mk; the book, which is drawn from
+    what programs print."""
+    text = (ROOT / file).read_text().partition("\n# ---- In the reference alone")[0].rstrip() + "\n"
+    return re.sub(r"^book[ :].*\n(\t.*\n)*", "", text, flags=re.M)
+
+
 def write_tree(stages, to, note, change):
     """Writes a tree into a new folder `to`, with a history of one commit. `change`: {file: text} that
     differs."""
@@ -76,6 +76,9 @@ def write_tree(stages, to, note, change):
         ".homework": json.dumps(note) + "\n",
         "AGENTS.md": (HERE / "HOMEWORK-AGENTS.md").read_text(),
         "common/corpus.txt": corpus_without(stages),
+        "Makefile": commands_of("Makefile"),
+        "tests/tests.mk": commands_of("tests/tests.mk"),
+        "tests/tour.txt": (ROOT / "tests/tour.txt").read_text().partition("\nstep Break it")[0] + "\n",
         "tests/homework/exercises.txt": manifest_of(stages),
         "tests/homework/reference.json": reference.text_of(
             {number: numbers for number, numbers in reference.load().items() if number in note["stages"]}
@@ -97,25 +100,17 @@ def write_tree(stages, to, note, change):
             put(part / name, (ROOT / name).read_bytes(), (ROOT / name).stat())
     for name, text in change.items():
         put(part / name, text)
-    git = [
-        "git",
-        "-c",
-        "user.name=homework",
-        "-c",
-        "user.email=homework@localhost",
-        "-c",
-        "commit.gpgsign=false",
-    ]
+    git = "git -c user.name=homework -c user.email=homework@localhost -c commit.gpgsign=false".split()
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", f"Homework {' '.join(note['stages'])}"]):
         subprocess.run([*git, *command], cwd=part, check=True)
     part.rename(to)
 
 
-def starter(stages, term, to):
-    """make homework: the bodies of these stages are to be written."""
-    change = {}
-    for file in sorted({e.file for stage in stages for e in stage.exercises.values()}):
-        here = [e for stage in stages for e in stage.exercises.values() if e.file == file]
+def starter(stages, course, to):
+    """make homework: the bodies of these stages that are asked are to be written."""
+    change, asked = {}, [e for stage in stages for e in stage.to_write().values()]
+    for file in sorted({e.file for e in asked}):
+        here = [e for e in asked if e.file == file]
         change[file] = sources.stubbed((ROOT / file).read_text(), here)
     change["tests/homework/not_run.txt"] = (
         "~[.]"
@@ -123,24 +118,38 @@ def starter(stages, term, to):
         + "\n"
     )
     change["common/device/not_written.h"] = (HERE / "not_written.h").read_text()
-    change["HOMEWORK.md"] = homework_note(stages, term)
-    write_tree(stages, to, {"kind": "write", "stages": [s.number for s in stages], "term": term}, change)
+    change["HOMEWORK.md"] = homework_note(stages, course)
+    note = {
+        "kind": "write",
+        "stages": [s.number for s in stages],
+        "asked": list(dict.fromkeys(a for s in stages for a in s.asked)),
+        "course": course,
+    }
+    write_tree(stages, to, note, change)
     print(f"{to} is written; go there and read HOMEWORK.md")
 
 
-def homework_note(stages, term):
+PART_NOTES = {"hunt": "three mistakes to find", "paper": "five questions on paper"}
+
+
+def homework_note(stages, course):
     rows = [
         f"| {e.number} | {e.title} | {'★' * e.stars} | {e.points} | `{e.file}` | {e.read} |"
         for stage in stages
-        for e in stage.exercises.values()
+        for e in stage.to_write().values()
     ]
-    return (
-        (HERE / "HOMEWORK.md")
-        .read_text()
-        .replace("{term}", term)
-        .replace("{stage}", stages[0].number)
-        .replace("{rows}", "\n".join(rows))
-    )
+    rows += [
+        f"| {part} | {PART_NOTES[part]} | | {sources.PARTS[part] * len(stages)} | | |"
+        for part in sources.PARTS
+        if all(part in stage.asked for stage in stages)
+    ]
+    words = {
+        "course": course,
+        "stage": stages[0].number,
+        "first": next(iter(stages[0].to_write())),
+        "rows": "\n".join(rows),
+    }
+    return re.sub(r"\{(\w+)\}", lambda found: words[found[1]], (HERE / "HOMEWORK.md").read_text())
 
 
 # ---- The hunt

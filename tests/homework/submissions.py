@@ -17,18 +17,8 @@ import open_problems
 import pages
 import paper
 import sources
-from observe import (
-    BuildError,
-    Machine,
-    Observation,
-    build,
-    costs_right,
-    differences,
-    hints_of,
-    in_words,
-    is_right,
-    observe,
-)
+from observe import BuildError, Machine, Observation, build, observe, text_of
+from observe import costs_right, differences, hints_of, in_words, is_right
 from sandbox import Sandbox, check_sandbox
 from reference import in_workplaces, numbers_of
 from sources import ROOT, UsageError, check_id, put, read_note
@@ -48,8 +38,8 @@ def submit(stage, identity, hunt=None, say=print):
         "pentatron": FORMAT,
         "stage": stage.number,
         "id": identity,
-        "term": read_note().get("term", ""),
-        "bodies": {n: sources.bodies_of(ROOT, e) for n, e in stage.exercises.items()},
+        "course": read_note().get("course", ""),
+        "bodies": {n: sources.bodies_of(ROOT, e) for n, e in stage.to_write().items()},
         "answers": text_at(ROOT / f"answers-{stage.number}.txt"),
         "open": text_at(ROOT / f"open-{stage.number}.txt"),
     }
@@ -83,23 +73,23 @@ def read_submission(path, stages):
 
     def check(good, what):
         if not good:
-            raise UsageError(f"{path.name}: {what}")
+            raise UsageError(what)
 
-    check(path.stat().st_size <= LARGEST, f"more than {LARGEST:,} bytes")
+    none = "not a submission (make submit-03 writes one)"
     try:
-        content = json.loads(path.read_text())
+        text = text_of(path, LARGEST + 1)
+        check(len(text) <= LARGEST, f"more than {LARGEST:,} bytes")
+        content = json.loads(text)
         json.dumps(content, ensure_ascii=False).encode()  # what is no text can't be graded, nor told
-    except (ValueError, RecursionError):
-        check(False, "not a submission (make submit-03 writes one)")
+    except (OSError, ValueError, RecursionError):
+        check(False, none)
+    check(isinstance(content, dict) and content.get("pentatron") == FORMAT, none)
+    stage = content.get("stage")
     check(
-        isinstance(content, dict) and content.get("pentatron") == FORMAT,
-        "not a submission (make submit-03 writes one)",
+        isinstance(stage, str) and stage in stages,
+        f"stage {str(stage)[:20]!r} is not one of {', '.join(stages)}",
     )
-    check(
-        content.get("stage") in stages,
-        f"stage {str(content.get('stage'))[:20]!r} is not one of {', '.join(stages)}",
-    )
-    exercises = stages[content["stage"]].exercises
+    exercises = stages[stage].exercises
     check(isinstance(content.get("id"), str), "no ID")
     check_id(content["id"][:65])
 
@@ -114,7 +104,8 @@ def read_submission(path, stages):
 
     check(bodies_are_valid(content.get("bodies")), "its bodies are not those of the exercises")
     check(
-        all(isinstance(content.get(k, ""), str) for k in ("answers", "open", "term")), "answers must be text"
+        all(isinstance(content.get(k, ""), str) for k in ("answers", "open", "course")),
+        "answers must be text",
     )
     hunt = content.get("hunt")
     check(
@@ -132,11 +123,11 @@ def read_submission(path, stages):
 
 
 class Grader:
-    """Grades submissions of one term. What has been judged is kept in `folder`, so an interrupted run goes
+    """Grades submissions of one course. What has been judged is kept in `folder`, so an interrupted run goes
     on; the same bodies are judged once."""
 
-    def __init__(self, stages, term, folder, check_words=True):
-        self.stages, self.term, self.folder, self.check_words = stages, term, folder, check_words
+    def __init__(self, stages, course, folder, check_words=True):
+        self.stages, self.course, self.folder, self.check_words = stages, course, folder, check_words
         self.sources = hashlib.sha256(
             b"".join(
                 (ROOT / n).read_bytes()
@@ -147,7 +138,7 @@ class Grader:
         self.references = {}
 
     def seed(self, stage):
-        return int(hashlib.sha256(f"{self.term} {stage.number}".encode()).hexdigest(), 16) % 10**6 + 2
+        return int(hashlib.sha256(f"{self.course} {stage.number}".encode()).hexdigest(), 16) % 10**6 + 2
 
     def numbers(self, stage):
         """{run: facts} of the clean tree with the hidden sizes and seed."""
@@ -161,8 +152,8 @@ class Grader:
         return self.references[stage.number]
 
     def kept(self, key, work):
-        """work()'s result; what it was the last time, with the same sources and term."""
-        name = hashlib.sha256(f"{self.sources} {self.term} {self.check_words} {key}".encode()).hexdigest()[
+        """work()'s result; what it was the last time, with the same sources and course."""
+        name = hashlib.sha256(f"{self.sources} {self.course} {self.check_words} {key}".encode()).hexdigest()[
             :32
         ]
         path = self.folder / f"{name}.json"
@@ -208,7 +199,7 @@ class Grader:
     def verdicts(self, machine, stage, handed_in):
         """(verdicts, words about all together) of the bodies {number: [text]}."""
         numbers, verdicts, mine = self.numbers(stage), {}, {}
-        for number, exercise in stage.exercises.items():
+        for number, exercise in stage.to_write().items():
             body = handed_in.get(number)
             verdict = verdicts[number] = grade.Verdict(number, exercise.title, exercise.points)
             verdict.words = self.refused(exercise, body) or ""
@@ -278,17 +269,18 @@ class Grader:
             "write": sum(v.points for v in verdicts),
             "hunt": 0,
             "paper": 0,
+            "of": stage.possible(),
             "open": 0,
             "together": together,
             "equal": " ".join(v.exercise for v in verdicts if v.words == "equals the reference"),
         }
         lines += [f"all together: {together}"] if together else []
-        if content.get("hunt"):
+        if content.get("hunt") and "hunt" in stage.asked:
             result["hunt"], words = self.hunted(machine, stage, content["hunt"], content["id"])
             lines += words + [
                 line for line in content["hunt"].get("found", "").splitlines() if line[:1] not in ("#", "")
             ]
-        if content.get("answers"):
+        if content.get("answers") and "paper" in stage.asked:
             try:
                 of, answers = paper.read_answers(content["answers"])
                 result["paper"] = (
@@ -326,20 +318,7 @@ class Grader:
 
 # ---- Many
 
-COLUMNS = [
-    "file",
-    "id",
-    "stage",
-    "write",
-    "hunt",
-    "paper",
-    "total",
-    "open",
-    "exercises",
-    "together",
-    "equal",
-    "comment",
-]
+COLUMNS = "file id stage write hunt paper total of open exercises together equal comment".split()
 
 
 def row_of(name, result):
@@ -350,15 +329,18 @@ def row_of(name, result):
     }
 
 
-def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, say=print):
+def grade_many(stages, source, target, course, roster=None, folder_of_pages=None, say=print):
     """make grade: grades all submissions of a folder into a CSV file, and into those that Canvas and Moodle
     import, for the logins in the file `roster`; with a folder of pages, each gets a page there. One that
     can't be judged costs only its own row."""
     roster = grading.read_roster(roster)
     source, target = pathlib.Path(source), pathlib.Path(target)
-    files = sorted(source.glob("*.json")) if source.is_dir() else [source] if source.is_file() else []
+    files = [source] if source.is_file() else sorted([*source.glob("*.json"), *source.glob("*/*.json")])
+    files = [path for path in files if not path.name.startswith(".")]
     if not files:
-        raise UsageError(f"IN: {source} has no *.json; expected a folder of submissions, or one")
+        raise UsageError(
+            f"IN: {source} has no *.json; expected a folder of submissions, or of students' folders"
+        )
     if target.exists() and not target.read_text(errors="replace").startswith("file,id,stage,"):
         raise UsageError(f"OUT: {target} exists and is no table of grades")
     if not target.parent.is_dir():
@@ -366,17 +348,21 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
     folder = ROOT / "build/homework/grades"
     folder.mkdir(parents=True, exist_ok=True)
     contents, rows, texts = {}, {}, {}
-    for path in files:
+    names = [
+        str(path.relative_to(source) if path != source else path.name)
+        .encode(errors="backslashreplace")
+        .decode()
+        for path in files
+    ]
+    for name, path in zip(names, files):
         try:
-            contents[path.name] = read_submission(path, stages)
-        except UsageError as error:
-            rows[path.name], texts[path.name] = (
-                row_of(path.name, {"total": 0, "comment": str(error)}),
-                [str(error)],
-            )
-            say(str(error))
+            contents[name] = read_submission(path, stages)
+        except Exception as error:  # whatever it is, it is this file's
+            why = str(error) if isinstance(error, UsageError) else f"can't be read: {type(error).__name__}"
+            rows[name], texts[name] = row_of(name, {"total": 0, "comment": why}), [why]
+            say(f"{name}: {why}")
     grader, used = (
-        Grader(stages, term, folder),
+        Grader(stages, course, folder),
         [s for s in stages.values() if s.number in {c["stage"] for c in contents.values()}],
     )
     for stage in used:
@@ -388,15 +374,21 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
         check_sandbox(machine.tree, stage.program)
         try:
             result = grader.kept(
-                json.dumps(["submission", content], sort_keys=True),
+                json.dumps(["submission", content, stage.asked], sort_keys=True),
                 lambda: grader.submission(machine, content),
             )
         except Exception as error:  # whatever it is, it is this submission's; the others get their grades
             why = f"could not be judged: {type(error).__name__}: {str(error)[:200]}"
             result = {"id": content["id"], "stage": stage.number, "total": "", "comment": why, "lines": [why]}
         rows[name], texts[name] = row_of(name, result), result["lines"]
+        why = []
         if roster is not None and content["id"] not in roster:
-            rows[name]["comment"] = f"{content['id']} is not in the roster. {rows[name]['comment']}".strip()
+            why.append(f"{content['id']} is not in the roster.")
+        of = grading.uploaders(name.rpartition("/")[0], roster)
+        if of and content["id"] not in of:
+            why.append(f"{' or '.join(of)} handed in what has the ID {content['id']}.")
+            rows[name]["total"] = ""
+        rows[name]["comment"] = " ".join([*why, rows[name]["comment"]]).strip()
         if folder_of_pages:
             written = {
                 n: b for n, b in content["bodies"].items() if not grader.refused(stage.exercises[n], b)
@@ -410,7 +402,7 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
         return (
             f"{name}: {result['lines'][0]}"
             if result["total"] == ""
-            else f"{name}: {result['total']}/100, write {result['write']}, hunt {result['hunt']}, paper {result['paper']}"
+            else f"{name}: {result['total']}/{result['of']}, write {result['write']}, hunt {result['hunt']}, paper {result['paper']}"
         )
 
     begin = time.time()
@@ -419,17 +411,15 @@ def grade_many(stages, source, target, term, roster=None, folder_of_pages=None, 
     out = io.StringIO()
     table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     table.writeheader()
-    table.writerows(rows[path.name] for path in files)
+    table.writerows(rows[name] for name in names)
     put(target, out.getvalue())
-    for name, table in grading.tables([rows[path.name] for path in files], roster).items():
+    for name, table in grading.tables([rows[name] for name in names], roster).items():
         put(target.with_name(f"{target.stem}-{name}.csv"), table)
     put(
         target.with_suffix(".txt"),
-        "".join(
-            f"== {path.name}\n" + "".join(line + "\n" for line in texts[path.name]) + "\n" for path in files
-        ),
+        "".join(f"== {name}\n" + "".join(line + "\n" for line in texts[name]) + "\n" for name in names),
     )
-    unknown = sorted({row["id"] for row in rows.values() if row["id"]} - (roster or set()))
+    unknown = sorted({row["id"] for row in rows.values() if row["id"]} - set(roster or ()))
     if roster is None:
         say(
             "ROSTER is not given, so no ID was looked up; Moodle's import stops at a login that it does not know"

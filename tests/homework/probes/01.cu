@@ -13,16 +13,19 @@ namespace {
 template <class T>
 using Array = mpi_tests::Array<T>;
 
-std::string decimal(double value) {
+std::string decimal(double value, int digits = 6) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.6g", value);
+  std::snprintf(text, sizeof text, "%.*g", digits, value);
   return text;
 }
 
 // `what` is `found`, and should be `expected`, because of `why`.
 void tell_number(const std::string& what, double found, double expected, const std::string& why) {
-  tell_if(!(std::abs(found - expected) <= 1e-9 * std::abs(expected) + 1e-15),
-          what + " is " + decimal(found) + ", and should be " + decimal(expected) + ": " + why);
+  int digits = 6;  // or so many that they differ
+  while (digits < 17 && decimal(found, digits) == decimal(expected, digits)) ++digits;
+  tell_if(
+      !(std::abs(found - expected) <= 1e-9 * std::abs(expected) + 1e-15),
+      what + " is " + decimal(found, digits) + ", and should be " + decimal(expected, digits) + ": " + why);
 }
 
 }  // namespace
@@ -75,11 +78,7 @@ TEST_CASE("01.3: dgrad and wgrad", "[01.3]") {
   const int rows = 3, out = 3, in = 2;
   // A row of d_y has a single 1. So a product has rows of the other matrix, whose values name them.
   const Array<real> d_y({0, 1, 0, /**/ 0, 0, 1, /**/ 1, 0, 0});
-  std::vector<real> named;
-  for (int row = 0; row < 3; ++row) {
-    for (const real value : owned_values<real>(row, in)) named.push_back(value);
-  }
-  const Array<real> other(named);
+  const Array<real> other({0, 1, 1000, 1001, 2000, 2001});  // owned(row, column)
   const real before = 1e6;
   const auto tell_row = [&](const std::string& what, std::vector<real> found, int row, bool adds) {
     for (real& value : found) {
@@ -142,11 +141,8 @@ TEST_CASE("01.4: rotary backward", "[01.4]") {
     const auto v = std::llround(std::abs(value));
     const int owner = static_cast<int>(v / 1000), kind = owner / 10;
     return std::string(value < 0 ? "minus " : "") + "element " + number(v % 10 - 1) + " of head " +
-           number(owner % 10) + " of " +
-           (kind == 0   ? "d_q"
-            : kind == 1 ? "d_k"
-                        : "d_v") +
-           " in row " + number(v % 1000 / 10);
+           number(owner % 10) + " of " + std::array{"d_q", "d_k", "d_v"}[kind] + " in row " +
+           number(v % 1000 / 10);
   };
   for (int row = 0; row < rows; ++row) {
     for (int column = 0; column < shape.qkv_columns(); ++column) {
@@ -177,7 +173,8 @@ TEST_CASE("01.5: AdamW", "[01.5]") {
   const Stream stream("compute");
   AdamW adamw = {0.1, 0.8, 0.9, 0.3};
   const std::string skips = "a step that overflowed changes nothing, and nothing decays";
-  const auto step = [&](double gradient, StepFactors factors, double m, double v, const std::string& with) {
+  const auto check = [&](const std::string& with, double gradient, StepFactors factors, double m, double v,
+                         const std::string& why) {
     const Array<real> weight(std::vector<real>{2});
     const Array<accum> g(std::vector{gradient}), moment1(std::vector{m}), moment2(std::vector{v});
     const Array<StepFactors> f(std::vector{factors});
@@ -195,33 +192,24 @@ TEST_CASE("01.5: AdamW", "[01.5]") {
       const double root = std::sqrt(v) * factors.inverse_correction2 + adamw_epsilon;
       return skipped ? 2 : 2 * (1 - 0.1 * adamw.weight_decay) - factors.step_size * m / root;
     };
-    return std::array{double{weight.get(1)[0]}, weight_with(m1, v1), weight_with(m, v)};
+    const double is = weight.get(1)[0];
+    const bool old = std::abs(is - weight_with(m, v)) < 1e-9;
+    tell_number(with + ": a weight of 2", is, weight_with(m1, v1),
+                old ? "the step takes the moments that have this gradient, not those before" : why);
   };
-  const auto tell_weight = [&](const std::string& with, std::array<double, 3> weight,
-                               const std::string& why) {
-    const auto [is, due, with_old] = weight;
-    tell_number(with + ": a weight of 2", is, due,
-                std::abs(is - with_old) < 1e-9
-                    ? "the step takes the moments that have this gradient, not those before"
-                    : why);
-  };
-  std::string with = "with no gradient, lr 0.1 and a decay of 0.3";
-  tell_weight(with, step(0, {1, 0.5, 1}, 0, 0, with),
-              "it shrinks by the decay times the learning rate, and no more");
+  check("with no gradient, lr 0.1 and a decay of 0.3", 0, {1, 0.5, 1}, 0, 0,
+        "it shrinks by the decay times the learning rate, and no more");
   adamw.weight_decay = 0;
-  with = "with a gradient of 1e-8, a correction of 3 and no decay";
-  tell_weight(with, step(1e-8, {1, 0.5, 3}, 0, 0, with),
-              "epsilon is added to the corrected root, not below it");
-  with = "with a gradient of 4, a factor of 0.5 and no decay";
-  tell_weight(with, step(4, {0.5, 0.5, 1}, 1, 1, with), "step_size m / (sqrt(v) + epsilon) is subtracted");
-  with = "with a correction of 3 for the root of v, and no decay";
-  tell_weight(with, step(4, {0.5, 0.5, 3}, 1, 1, with), "the root is multiplied by inverse_correction2");
+  check("with a gradient of 1e-8, a correction of 3 and no decay", 1e-8, {1, 0.5, 3}, 0, 0,
+        "epsilon is added to the corrected root, not below it");
+  check("with a gradient of 4, a factor of 0.5 and no decay", 4, {0.5, 0.5, 1}, 1, 1,
+        "step_size m / (sqrt(v) + epsilon) is subtracted");
+  check("with a correction of 3 for the root of v, and no decay", 4, {0.5, 0.5, 3}, 1, 1,
+        "the root is multiplied by inverse_correction2");
   adamw.weight_decay = 0.3;
-  with = "with a gradient of 4, lr 0.1 and a decay of 0.3";
-  tell_weight(with, step(4, {0.5, 0.5, 1}, 1, 1, with),
-              "decay shrinks the weight as it was before the step, and not the step that is subtracted");
-  with = "with a factor below 0";
-  tell_weight(with, step(4, {-1, 0.5, 1}, 1, 1, with), skips);
+  check("with a gradient of 4, lr 0.1 and a decay of 0.3", 4, {0.5, 0.5, 1}, 1, 1,
+        "decay shrinks the weight as it was before the step, and not the step that is subtracted");
+  check("with a factor below 0", 4, {-1, 0.5, 1}, 1, 1, skips);
 }
 
 }  // namespace pentatron::probes

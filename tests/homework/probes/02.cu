@@ -21,6 +21,102 @@ void tell_traffic(const Communicator& ranks, const std::string& half, size_t siz
           elements);
 }
 
+// Two steps; `alone`: one, without finish_gradient_sync(), which is 02.5.
+void check_gradients(bool alone) {
+  World world(nullptr, nullptr);
+  Communicator data(world, world.all(), "data");
+  const Stream compute("compute");
+  const int rank = data.rank(), units = 4;
+  const Sum sum;
+  for (const DpSync sync : {DpSync::naive, DpSync::overlap, DpSync::bucket}) {
+    Parameters parameters({.groups = {{rank, data.ranks()}}});
+    for (int unit = 0; unit < units; ++unit)
+      parameters.declare({"unit", unit, 2, 6 + 3 * unit, TensorSplit::replicated_outside});
+    ParameterGroup* const group = &parameters.group();
+    group->allocate();
+    const AccumTensor all = group->flat_gradients();
+    const int64_t bucket = 10;
+    DataParallel hooks({sync, bucket * sizeof(accum) / 1e6}, *group, data, compute);
+    double written = 0, summed_at = 0;  // in virtual time
+    uint64_t last_sum = 0;
+    ran();
+    for (int step = 0; step < 2; ++step) {
+      const std::string with =
+          text("--dp-sync ", to_string(sync), step == 0 ? ": " : ", step 2, with what step 1 has left: ");
+      write(compute, all.data, std::vector<accum>(all.size(), untouched));
+      for (int unit = units - 1; unit >= 0; --unit) hooks.after_gradients(unit, false);
+      tell_alike(!data.traffic().empty(), with,
+                 "after_gradients(unit, last = false) has summed: only the step's last micro-batch may, or a "
+                 "sum is summed again");
+      for (int unit = units - 1; unit >= 0; --unit) {
+        accum* const of_unit = group->gradients(unit);
+        busy(compute);
+        write(compute, of_unit, sum.values(rank, group->size(unit), of_unit - all.data));
+        doing(with, "after_gradients(", unit, ")",
+              (sync == DpSync::bucket
+                   ? ": the first bucket ends where the array ends, another one where the one before it began"
+                   : ""));
+        const std::vector<trace::Interval> backward = ran();
+        for (const trace::Interval& i : backward)
+          tell_if(last_sum != 0 && i.waited_for == last_sum, here(), with,
+                  "compute waits for a sum in the middle of backward, which is there to hide it");
+        written = time_of(backward, "memcpy", "compute").end;
+        hooks.after_gradients(unit, true);
+        const std::vector<trace::Interval> sums_of_unit = ran();
+        for (const trace::Interval& i : sums_of_unit) last_sum = i.name == "all_reduce" ? i.id : last_sum;
+        const Time sum_of = time_of(sums_of_unit, "all_reduce", "data");
+        tell_if(sum_of.begin < written, here(), with, "in after_gradients(", unit,
+                ", true) the sum does not wait until compute has written the gradients");
+        summed_at = std::max(summed_at, sum_of.end);
+        const int64_t complete = all.size() - (of_unit - all.data);
+        const int64_t expected = sync == DpSync::naive     ? 0
+                                 : sync == DpSync::overlap ? complete
+                                                           : complete / bucket * bucket;
+        const int64_t sent = traffic(data, "all_reduce").elements;
+        const bool rest_too = sync == DpSync::bucket && unit == 0 && sent == complete;  // at once: as good
+        tell_alike(sent != expected && !rest_too, with, "when unit ", unit, " is complete, sums of ", sent,
+                   " elements are under way, and should be of ", expected, ": ", complete,
+                   " are complete at the end of the array",
+                   (sync == DpSync::bucket ? ", a bucket has " + number(bucket) : ""));
+      }
+      if (alone) {
+        const size_t sent = traffic(data, "all_reduce").elements, begin = all.size() - sent;
+        const std::vector<accum> sums = at(all);
+        tell(sum.wrong(with + "the end of the gradients, which after_gradients() has summed",
+                       std::span(sums.data() + begin, sent), begin));
+        data.reset_traffic();
+        break;
+      }
+      if (sync == DpSync::naive) {
+        busy(compute);
+        write(compute, all.data, sum.values(rank, all.size()));
+        written = time_of(ran(), "memcpy", "compute").end;
+      }
+      doing(with, "finish_gradient_sync(): the sum (ncclSum) of what is not summed yet");
+      hooks.finish_gradient_sync();
+      busy(compute);
+      const std::vector<trace::Interval> log = ran();
+      const Time sum_of = time_of(log, "all_reduce", "data");
+      summed_at = std::max(summed_at, sum_of.end);
+      tell_if(sum_of.begin < written, here(), with,
+              "in finish_gradient_sync() the sum does not wait until compute has written the gradients");
+      tell_if(time_of(log, "busy_kernel", "compute").begin < summed_at, here(), with,
+              "after finish_gradient_sync() compute does not wait for the sums");
+      const std::vector<accum> sums = at(all);
+      std::string wrong;
+      for (int unit = units - 1; unit >= 0 && wrong.empty(); --unit) {
+        const size_t place = group->gradients(unit) - all.data;
+        wrong = sum.wrong(with + "after finish_gradient_sync() unit " + number(unit) + " of " + number(units),
+                          std::span(&sums[place], group->size(unit)), place);
+      }
+      tell(wrong);
+      const int64_t summed = traffic(data, "all_reduce").elements, size = all.size();
+      tell_alike(summed != size, with, "in a step ", summed, " elements are summed, of ", size);
+      data.reset_traffic();
+    }
+  }
+}
+
 }  // namespace
 
 TEST_CASE("02.1: parts of an array", "[02.1]") {
@@ -97,8 +193,7 @@ TEST_CASE("02.3: ring all-gather", "[02.3]") {
   Communicator ranks(world, world.all(), "ring");
   const int n = ranks.ranks(), rank = ranks.rank();
   for (const size_t size : {size_t(3 * n), size_t(3 * n + 1)}) {
-    std::vector<accum> mine(
-        size);  // part p of rank r is finished if p is r, else it is a value of owner 10 + r
+    std::vector<accum> mine(size);  // part p of rank r is finished if p is r, else it is of owner 10 + r
     for (int p = 0; p < n; ++p) {
       const auto [begin, of_part] = ring_part(p, n, size);
       for (size_t i = 0; i < of_part; ++i) mine[begin + i] = owned(p == rank ? p : 10 + rank, begin + i);
@@ -109,107 +204,21 @@ TEST_CASE("02.3: ring all-gather", "[02.3]") {
     std::string wrong;
     for (int p = 0; p < n && wrong.empty(); ++p) {
       const auto [begin, of_part] = ring_part(p, n, size);
-      const std::vector<accum> part = at(data.data() + begin, of_part);
-      for (size_t i = 0; i < of_part && wrong.empty(); ++i) {
-        const auto found = std::llround(part[i]);
-        if (found / 1000 >= 10)
-          wrong = text(here(), part_of(p), " is still a partial sum of rank ", found / 1000 - 10,
-                       ": pass on what came in the step before, beginning with part ", rank);
-      }
-      if (wrong.empty() && !(wrong = wrong_copy(part_of(p), part, p, begin, part_of)).empty())
-        wrong += ": each step passes on the part that came in the step before, to the same place";
+      const auto name = [](int p) {
+        return p < 10 ? part_of(p) : "rank " + number(p - 10) + "'s partial sum";
+      };
+      wrong = wrong_copy(part_of(p), at(data.data() + begin, of_part), p, begin, name);
     }
+    if (!wrong.empty())
+      wrong += text(": each step passes on the part that came in the step before, beginning with part ", rank,
+                    ", to the same place");
     tell(wrong);
     tell_traffic(ranks, "all-gather", size);
     ranks.reset_traffic();
   }
 }
 
-TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") {
-  World world(nullptr, nullptr);
-  Communicator data(world, world.all(), "data");
-  const Stream compute("compute");
-  const int rank = data.rank(), units = 4;
-  const Sum sum;
-  for (const DpSync sync : {DpSync::naive, DpSync::overlap, DpSync::bucket}) {
-    Parameters parameters({.groups = {{rank, data.ranks()}}});
-    for (int unit = 0; unit < units; ++unit)
-      parameters.declare({"unit", unit, 2, 6 + 3 * unit, TensorSplit::replicated_outside});
-    ParameterGroup* const group = &parameters.group();
-    group->allocate();
-    const AccumTensor all = group->flat_gradients();
-    const int64_t bucket = 10;
-    DataParallel hooks({sync, bucket * sizeof(accum) / 1e6}, *group, data, compute);
-    double written = 0, summed_at = 0;  // in virtual time
-    uint64_t last_sum = 0;
-    ran();
-    for (int step = 0; step < 2; ++step) {
-      const std::string with =
-          text("--dp-sync ", to_string(sync), step == 0 ? ": " : ", step 2, with what step 1 has left: ");
-      write(compute, all.data, std::vector<accum>(all.size(), untouched));
-      for (int unit = units - 1; unit >= 0; --unit) hooks.after_gradients(unit, false);
-      tell_alike(!data.traffic().empty(), with,
-                 "after_gradients(unit, last = false) has summed: only the step's last micro-batch may, or a "
-                 "sum is summed again");
-      for (int unit = units - 1; unit >= 0; --unit) {
-        accum* const of_unit = group->gradients(unit);
-        busy(compute);
-        write(compute, of_unit, sum.values(rank, group->size(unit), of_unit - all.data));
-        doing(with, "after_gradients(", unit, ")",
-              (sync == DpSync::bucket
-                   ? ": the first bucket ends where the array ends, another one where the one before it began"
-                   : ""));
-        const std::vector<trace::Interval> backward = ran();
-        for (const trace::Interval& i : backward)
-          tell_if(last_sum != 0 && i.waited_for == last_sum, here(), with,
-                  "compute waits for a sum in the middle of backward, which is there to hide it");
-        written = time_of(backward, "memcpy", "compute").end;
-        hooks.after_gradients(unit, true);
-        const std::vector<trace::Interval> sums_of_unit = ran();
-        for (const trace::Interval& i : sums_of_unit) last_sum = i.name == "all_reduce" ? i.id : last_sum;
-        const Time sum_of = time_of(sums_of_unit, "all_reduce", "data");
-        tell_if(sum_of.begin < written, here(), with, "in after_gradients(", unit,
-                ", true) the sum does not wait until compute has written the gradients");
-        summed_at = std::max(summed_at, sum_of.end);
-        const int64_t complete = all.size() - (of_unit - all.data);
-        const int64_t expected = sync == DpSync::naive     ? 0
-                                 : sync == DpSync::overlap ? complete
-                                                           : complete / bucket * bucket;
-        const int64_t sent = traffic(data, "all_reduce").elements;
-        const bool rest_too = sync == DpSync::bucket && unit == 0 && sent == complete;  // at once: as good
-        tell_alike(sent != expected && !rest_too, with, "when unit ", unit, " is complete, sums of ", sent,
-                   " elements are under way, and should be of ", expected, ": ", complete,
-                   " are complete at the end of the array",
-                   (sync == DpSync::bucket ? ", a bucket has " + number(bucket) : ""));
-      }
-      if (sync == DpSync::naive) {
-        busy(compute);
-        write(compute, all.data, sum.values(rank, all.size()));
-        written = time_of(ran(), "memcpy", "compute").end;
-      }
-      doing(with, "finish_gradient_sync(): the sum (ncclSum) of what is not summed yet");
-      hooks.finish_gradient_sync();
-      busy(compute);
-      const std::vector<trace::Interval> log = ran();
-      const Time sum_of = time_of(log, "all_reduce", "data");
-      summed_at = std::max(summed_at, sum_of.end);
-      tell_if(sum_of.begin < written, here(), with,
-              "in finish_gradient_sync() the sum does not wait until compute has written the gradients");
-      tell_if(time_of(log, "busy_kernel", "compute").begin < summed_at, here(), with,
-              "after finish_gradient_sync() compute does not wait for the sums");
-      const std::vector<accum> sums = at(all);
-      std::string wrong;
-      for (int unit = units - 1; unit >= 0 && wrong.empty(); --unit) {
-        const size_t place = group->gradients(unit) - all.data;
-        wrong = sum.wrong(with + "after finish_gradient_sync() unit " + number(unit) + " of " + number(units),
-                          std::span(&sums[place], group->size(unit)), place);
-      }
-      tell(wrong);
-      const int64_t summed = traffic(data, "all_reduce").elements, size = all.size();
-      tell_alike(summed != size, with, "in a step ", summed, " elements are summed, of ", size);
-      data.reset_traffic();
-    }
-  }
-}
+TEST_CASE("02.4: after_gradients", "[02.4]") { check_gradients(true), doing("right alone"); }
+TEST_CASE("02.4, 02.5: gradients", "[02.4][02.5]") { check_gradients(false); }
 
 }  // namespace pentatron::probes

@@ -51,7 +51,6 @@ struct Shards {
     }
   }
   // The units of which something was gathered or reduced since the last call, as bits.
-
   int64_t units_in(const std::string& operation, Communicator& ranks) const {
     const int64_t elements = traffic(ranks, operation).elements;
     ranks.reset_traffic();
@@ -102,7 +101,10 @@ TEST_CASE("03.1: own parts", "[03.1]") {
   }
 }
 
-TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
+namespace {
+
+// `used_by_passes`: forward and backward use the weights; otherwise they are read behind weights_changed().
+void check_weights(bool used_by_passes) {
   for (const int stage : {1, 2, 3}) {
     Shards s(stage);
     const int n = s.shard_ranks.ranks();
@@ -220,7 +222,10 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
                  names_of(bits), ", and a rank needs all other ranks' shards");
       tell_alike(stage == 3 && bits != 0, here(), s.with, "weights_changed() gathers ", names_of(bits),
                  "; stage 3 gathers a unit before its use");
-      for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+      for (int unit = 0; unit < units && !used_by_passes && stage < 3; ++unit)
+        uses.emplace_back(text("after weights_changed() ", unit_names[unit]), unit,
+                          &read(s.shard_ranks.stream(), s.group().weights(unit), s.group().size(unit)));
+      for (int micro_batch = 0; micro_batch < 2 && used_by_passes; ++micro_batch) {
         for (int unit = 0; unit < units; ++unit) use(step, unit, Pass::forward);
         for (int unit = units - 1; unit > 0; --unit) use(step, unit, Pass::backward);
       }
@@ -239,8 +244,6 @@ TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") {
     s.tell_memory(stage);
   }
 }
-
-namespace {
 
 // Two steps of two micro-batches. `shard_ranks`: those of a copy.
 void check_gradients(const std::vector<int>& stages, int shard_ranks) {
@@ -302,8 +305,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
             tell_if(i.stream == "shard" && i.waited_for != 0 && i.waited_for == sum_before, with,
                     "after_gradients", call,
                     "waits for the sum of the copies of the unit before: that sum has a stream of its own, "
-                    "so that the "
-                    "next reduce-scatter need not wait");
+                    "so that the next reduce-scatter need not wait");
           }
           for (const trace::Interval& i : log) {
             if (i.stream == "replicate") sum_before = i.id;
@@ -343,6 +345,8 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
 
 }  // namespace
 
+TEST_CASE("03.2: weights_changed", "[03.2]") { check_weights(false), doing("right alone"); }
+TEST_CASE("03.2, 03.4: weights of each use", "[03.2][03.4]") { check_weights(true); }
 TEST_CASE("03.3: gradients", "[03.3]") { check_gradients({0, 1, 2, 3}, mpi_tests::ranks()); }
 TEST_CASE("03.5: the sum of the copies", "[03.5]") { check_gradients({1, 2, 3}, 1); }
 

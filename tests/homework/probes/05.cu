@@ -1,6 +1,5 @@
 // Probes of stage 05.
 // ranks: 3
-
 #include "mpi/array.h"
 #include "probe.h"
 #define private public  // the bodies are called one by one
@@ -60,9 +59,7 @@ void tell_order(const std::string& name, const Instructions& list, int p, int m,
         rule = now + (v > 1 ? " forwards without their backward, " : " micro-batches kept, ") + most +
                " allowed" + (f_due ? ": a rank goes on with forwards as long as it may" : "");
       else if (v > 1)
-        rule =
-            "p micro-batches go through a chunk, then the same through the next one; backward begins at the "
-            "last chunk";
+        rule = "p micro-batches go through a chunk, then through the next; backward begins at the last chunk";
       tell_alike(true, step, letter(is, v), ", where ", letter(due, v), " is due: ", rule);
     }
     if (w_due) ++w.micro_batch, ++weights;
@@ -72,19 +69,24 @@ void tell_order(const std::string& name, const Instructions& list, int p, int m,
   SUCCEED();
 }
 
+std::string tensor_name(int owner) {
+  const std::string names[] = {"the output of rank ", "the gradient of rank ", "the input of rank "};
+  return names[std::min(owner / 10, 2)] + number(owner % 10);
+}
+
 }  // namespace
 
 TEST_CASE("05.1: the order of 1F1B", "[05.1]") {
   for (const auto& [p, m] : {std::pair(2, 4), std::pair(3, 5), std::pair(4, 2)}) {
     for (int k = p - 1; k >= 0; --k) tell_order("1F1B", one_f_one_b(p, m, k), p, m, 1, k, p - k);
   }
+  tell_order("with_warm_up(), v = 2", with_warm_up(2, 4, 2, 4, Action::backward), 2, 4, 2, 0, 5);
 }
 
 TEST_CASE("05.2: interleaving", "[05.2]") {
   for (const auto& [p, m, v] : {std::tuple(2, 4, 2), std::tuple(2, 6, 3), std::tuple(3, 6, 2)}) {
     int kept = (v - 1) * p + 1;  // by the last rank; each before it has two more
     for (int k = p - 1; k >= 0; --k, kept += 2)
-
       tell_order("interleaved, v = " + number(v), interleaved(p, m, v, k), p, m, v, k, std::min(kept, m * v));
   }
 }
@@ -171,15 +173,6 @@ TEST_CASE("05.4: messages", "[05.4]") {
 }
 
 // ---- 05.5: each function waits for what it has to, and for nothing else.
-
-namespace {
-
-std::string tensor_name(int owner) {
-  const std::string names[] = {"the output of rank ", "the gradient of rank ", "the input of rank "};
-  return names[std::min(owner / 10, 2)] + number(owner % 10);
-}
-
-}  // namespace
 
 TEST_CASE("05.5: receiving and sending", "[05.5]") {
   const auto options = test_options<CombinedOptions>(3, 16, 2, 1, 24, 32, 16, 2, 8);

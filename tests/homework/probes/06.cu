@@ -10,13 +10,20 @@ namespace {
 
 constexpr CpLayout layouts[] = {CpLayout::zigzag, CpLayout::contiguous};
 
-std::string key_of(CpLayout layout, int sequence, int ranks, int position) {
-  for (int rank = 0; rank < ranks; ++rank) {
-    const auto positions = context_positions(layout, sequence, rank, ranks);
-    if (std::ranges::find(positions, position) != positions.end())
-      return text("key ", position, " of rank ", rank);
+// Who has a token, and what a rank has, as context_positions (06.2) should say.
+int owner_of(CpLayout layout, int sequence, int ranks, int position) {
+  const int half = position * 2 * ranks / sequence;  // a rank has two
+  return layout == CpLayout::zigzag ? std::min(half, 2 * ranks - 1 - half) : half / 2;
+}
+std::vector<int32_t> positions_of(CpLayout layout, int sequence, int rank, int ranks) {
+  std::vector<int32_t> all;
+  for (int i = 0; i < sequence; ++i) {
+    if (owner_of(layout, sequence, ranks, i) == rank) all.push_back(i);
   }
-  return "key " + number(position);
+  return all;
+}
+std::string key_of(CpLayout layout, int sequence, int ranks, int position) {
+  return text("key ", position, " of rank ", owner_of(layout, sequence, ranks, position));
 }
 std::string text_of(const std::vector<int32_t>& values) {
   std::string text;
@@ -30,12 +37,11 @@ TEST_CASE("06.1: who sees what", "[06.1]") {
   for (const CpLayout layout : layouts) {
     for (const int ranks : {2, 3, 4}) {
       const int sequence = 4 * ranks;
-
       for (int rank = 0; rank < ranks; ++rank) {
         for (int origin = 0; origin < ranks; ++origin) {
           const auto visible = visible_block(layout, {2, 4, {2, 1, 4}}, rank, origin);
-          const auto queries = context_positions(layout, sequence, rank, ranks);
-          const auto keys = context_positions(layout, sequence, origin, ranks);
+          const auto queries = positions_of(layout, sequence, rank, ranks);
+          const auto keys = positions_of(layout, sequence, origin, ranks);
           const std::string of_both =
               text(to_string(layout), " on ", ranks, " ranks: rank ", rank, "'s queries at ",
                    text_of(queries), " and rank ", origin, "'s keys at ", text_of(keys), ": ");
@@ -77,11 +83,9 @@ TEST_CASE("06.2: positions", "[06.2]") {
                                     rank, " has ", text_of(positions), ": ");
         for (const int position : positions) {
           tell_alike(position < 0 || position >= sequence, of, position, " is beyond the sequence");
-          const int chunk = position / size;
-          tell_alike(
-              ranks > 1 && chunk != rank && (layout == CpLayout::contiguous || chunk != parts - 1 - rank), of,
-              position, " is in chunk ", chunk, " of ", parts, ", which is rank ",
-              layout == CpLayout::zigzag ? std::min(chunk, parts - 1 - chunk) : chunk, "'s");
+          const int owner = owner_of(layout, sequence, ranks, position);
+          tell_alike(owner != rank, of, position, " is in chunk ", position / size, " of ", parts,
+                     ", which is rank ", owner, "'s");
         }
         tell_alike(!std::ranges::is_sorted(positions), of,
                    "they do not ascend, and the diagonal masks by their order");
@@ -342,7 +346,7 @@ TEST_CASE("06.4: the ring in forward", "[06.4]") {
       const HostMatrix out = ring.device.download(t.out), lse = ring.device.download(t.lse);
       std::string wrong = waits;
       for (int origin = 0; origin < ring.n && wrong.empty(); ++origin) {
-        const auto keys = context_positions(layout, ring.sequence, origin, ring.n);
+        const auto keys = positions_of(layout, ring.sequence, origin, ring.n);
         wrong = ring.wrong_mask(origin, [&](int i, int j) { return out(i, keys[j]) * std::exp(lse(i, 0)); });
       }
       for (int64_t row = 0; row < out.rows && wrong.empty(); ++row) {

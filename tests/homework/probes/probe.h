@@ -36,7 +36,8 @@ inline const int settings =
 inline std::string number(int64_t n) { return std::to_string(n); }
 inline std::string here() { return "rank " + number(mpi_tests::rank()) + ": "; }
 
-// What follows, as the hint of a body that hangs or ends the process in it.
+// What follows, as the hint of a body that hangs or ends the process in it. "right alone" says that an
+// exercise is right without those behind it. If one of them is not written yet, that has to do.
 void doing(const auto&... words) {
   if (mpi_tests::rank() == 0) std::printf("doing: %s\n", text(words...).c_str());
   std::fflush(stdout);
