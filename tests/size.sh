@@ -6,16 +6,16 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7387
-closure-01-path 4313
-closure-02 8241
-closure-03 8429
-closure-04 8385
-closure-05 9140
-closure-06 9134
-closure-07 12286
-product 17527
-stand-ins 5760
+closure-01 7382
+closure-01-path 4312
+closure-02 8236
+closure-03 8409
+closure-04 8380
+closure-05 9128
+closure-06 9129
+closure-07 12275
+product 17516
+stand-ins 5755
 other-C++ 20675
 '
 

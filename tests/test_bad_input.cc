@@ -454,6 +454,8 @@ TEST_CASE("02: ranks with other data or checkpoints end with one line and status
         "--load: " + one + "/step_000001 is not the same on all ranks; 1 steps, ");
   check("--load-weights " + one + "/step_000001", "--load-weights " + two + "/step_000001",
         "--load-weights: " + one + "/step_000001 is not the same on all ranks; 0 steps, ");
+  check("--resume --save " + one, "--seed 1 --resume --save " + two,
+        "--resume: " + one + " is not the same on all ranks; 1 steps, ");
 }
 
 TEST_CASE("a test that does not exist does not pass", "[01][bad-input]") {

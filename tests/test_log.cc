@@ -258,9 +258,12 @@ TEST_CASE("log: communication that is hidden, and a picture of it", "[log]") {
   // Only what lies in the step counts.
   CHECK(pentatron::trace::overlap_of({at("data", 8, 12)}, 0, 10).all_communication().seconds == Approx(2));
 
-  CHECK(pentatron::trace::draw_timeline(
-            {at("compute", 0, 3), at("compute", 3, 6, 'b'), at("compute", 6, 8, 'w'), at("data", 4, 10)}, 0,
-            10, 10) == "compute           fffbbbww..\ndata              ....######\n");
+  // Compute is first, whatever the other streams are called.
+  CHECK(
+      pentatron::trace::draw_timeline({at("compute", 0, 3), at("compute", 3, 6, 'b'),
+                                       at("compute", 6, 8, 'w'), at("data", 4, 10), at("activations", 0, 2)},
+                                      0, 10, 10) ==
+      "compute           fffbbbww..\nactivations       ##........\ndata              ....######\n");
 
   const auto names = [](int stands_for) {
     return nlohmann::json::parse(pentatron::trace::chrome_events({}, 8, stands_for)).back()["args"]["name"];

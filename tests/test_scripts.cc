@@ -195,7 +195,7 @@ TEST_CASE("make diff-NN shows what calls NCCL behind a seam, against the nearest
        "tensor_.all_reduce(sum_and_target"},
       {"pipeline.run("},
       {"context_.all_gather(", "context_.receive(", "context_.all_to_all_v(packed"},
-      {"experts_.all_to_all_v(of_permuted", "virtual FeedForwardGradients allocate_gradients"}};
+      {"expert_ranks_.all_to_all_v(of_permuted", "virtual FeedForwardGradients allocate_gradients"}};
   for (int stage = 2; stage <= 7; ++stage) {
     const std::string name = "0" + std::to_string(stage), main = name + "_*/main.cu";
     const std::string out = printed("python3 tests/diff.py " + name, 0);
