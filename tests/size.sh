@@ -16,7 +16,7 @@ closure-06 9129
 closure-07 12275
 product 17516
 stand-ins 5755
-other-C++ 20675
+other-C++ 20627
 '
 
 tests=$(realpath "$(dirname "$0")")
