@@ -8,14 +8,14 @@ set -uo pipefail
 ceilings='
 closure-01 7382
 closure-01-path 4312
-closure-02 8236
-closure-03 8409
-closure-04 8380
-closure-05 9128
-closure-06 9129
-closure-07 12275
-product 17516
-stand-ins 5755
+closure-02 8239
+closure-03 8412
+closure-04 8383
+closure-05 9131
+closure-06 9132
+closure-07 12283
+product 17531
+stand-ins 5758
 other-C++ 20627
 '
 

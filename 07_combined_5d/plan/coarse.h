@@ -229,7 +229,8 @@ class CoarseCost {
   // ---- An eager framework's host issues each operation by itself: in a layer some 23 kernels, n collectives
 
   double host(double layers) const {
-    const double n = (s_.tp > 1 ? sp_ ? 10 : 4 : 0) + (s_.cp > 1 ? 4 * s_.cp : 0) + (s_.ep > 1 ? 6 : 0);
+    const double of_tensor = sp_ ? 10 : 4;
+    const double n = (s_.tp > 1 ? of_tensor : 0) + (s_.cp > 1 ? 4 * s_.cp : 0) + (s_.ep > 1 ? 6 : 0);
     const bool over_nodes = s_.pp > 1 && s_.ranks() > gpu_.gpus_per_node;  // measured, not explained
     const double waits = over_nodes ? 1 + s_.tp * slower(s_.tp / gpu_.gpus_per_node) : 1;
     return layers * ((23 + n) * gpu_.launch_seconds + n * waits * gpu_.collective_seconds);

@@ -103,7 +103,8 @@ inline bool is_as_wished(CombinedOptions o, const std::vector<Wish>& wishes) {
 // Throws UsageError.
 inline CombinedOptions with_layout(CombinedOptions o, const std::string& option, const std::string& words,
                                    int gpus) {
-  o.dp = 0, o.pipeline.pp = 1;
+  o.dp = 0;
+  o.pipeline.pp = 1;
   const auto numbers = numbers_of(o);
   for (const auto& [word, name, from, to] : read_wishes(option, words)) {
     require(from == to, option, words, "one layout: no range");
@@ -249,13 +250,17 @@ struct Planner {
     for (const int tp : divisors(gpus)) {
       for (const int cp : divisors(gpus / tp)) {
         for (const int pp : divisors(gpus / tp / cp)) {
-          o.tp = tp, o.cp = cp, o.pipeline.pp = pp, o.dp = gpus / tp / cp / pp;
+          o.tp = tp;
+          o.cp = cp;
+          o.pipeline.pp = pp;
+          o.dp = gpus / tp / cp / pp;
           if (pp > o.model.layers || o.dp > o.global_batch_size) continue;
           for (const int ep : divisors(o.model.experts > 0 ? std::gcd(o.model.experts, o.dp * cp) : 1)) {
             o.experts.ep = ep;
             for (const int mbs : divisors(o.global_batch_size / o.dp)) {
               for (const bool sp : {false, true}) {
-                o.micro_batch_size = mbs, o.tensor.sequence_parallel = sp;
+                o.micro_batch_size = mbs;
+                o.tensor.sequence_parallel = sp;
                 if ((!sp || tp > 1) && divides()) for_each_schedule(o, use);
               }
             }
@@ -287,7 +292,8 @@ struct Planner {
           o.recompute = recompute;
           for (stage = 0; stage <= 3; ++stage) {
             if (replicas == 1 && stage != 1) continue;  // all are alike
-            o.zero.shard_ranks = 0, use(o);
+            o.zero.shard_ranks = 0;
+            use(o);
             o.zero.shard_ranks = in_node;
             if (stage > 0 && can_be_hybrid) use(o);
           }

@@ -66,10 +66,15 @@ void grouped_product(const Blas& blas, std::vector<Product<C>> group, Addresses 
     std::vector<void*> list(3 * n);
     for (int i = 0; i < n; ++i) {
       const auto& [a, b, c, beta] = group[i];
-      rows.push_back(static_cast<int>(c.rows)), columns.push_back(static_cast<int>(c.columns));
-      sums.push_back(static_cast<int>(a.columns())), betas.push_back(beta);
-      leading_a.push_back(static_cast<int>(a.x.columns)), leading_b.push_back(static_cast<int>(b.x.columns));
-      list[i] = b.x.data, list[n + i] = a.x.data, list[2 * n + i] = c.data;
+      rows.push_back(static_cast<int>(c.rows));
+      columns.push_back(static_cast<int>(c.columns));
+      sums.push_back(static_cast<int>(a.columns()));
+      betas.push_back(beta);
+      leading_a.push_back(static_cast<int>(a.x.columns));
+      leading_b.push_back(static_cast<int>(b.x.columns));
+      list[i] = b.x.data;
+      list[n + i] = a.x.data;
+      list[2 * n + i] = c.data;
       costs.push_back(
           products(c.rows, c.columns, a.columns(), 1, sizeof(real), sizeof(C), beta != 0, blas.of_layers()));
     }

@@ -136,7 +136,10 @@ World::World(int* argc, char*** argv) {
 // before it comes there itself (github.com/pmodels/mpich/pull/6596). So the ranks meet, and then none answers
 // for a while: until all have come.
 World::~World() {
-  if (self_) ncclCommDestroy(self_), streams_in_use -= streams_of_nccl;
+  if (self_) {
+    ncclCommDestroy(self_);
+    streams_in_use -= streams_of_nccl;
+  }
   streams_in_use -= streams_of_nccl > 0;
   peers_now = &single_process;
   constexpr double patience = 10;  // seconds

@@ -366,7 +366,9 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
   if (batch < 0 || alpha == nullptr || beta == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   Product product = make_product(op_a, op_b, m, n, k, read_scalar(alpha, compute, 0),
                                  read_scalar(beta, compute, 0), {a_type, lda}, {b_type, ldb}, {c_type, ldc});
-  product.a.stride = stride_a, product.b.stride = stride_b, product.c.stride = stride_c;
+  product.a.stride = stride_a;
+  product.b.stride = stride_b;
+  product.c.stride = stride_c;
   product.a.batch = product.b.batch = product.c.batch = batch;
   const cublasStatus_t status = check_product(product, op_a, op_b, compute);
   if (status != CUBLAS_STATUS_SUCCESS) return status;

@@ -135,7 +135,8 @@ void prepare(Fiber& fiber) {
     fiber.memory.reset(new char[kStackBytes]);
     fiber.stack.create(fiber.memory.get());
   }
-  fiber.state = State::ready, fiber.started = false;
+  fiber.state = State::ready;
+  fiber.started = false;
   fiber.copies.clear();
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.memory.get();
