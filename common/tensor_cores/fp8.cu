@@ -149,9 +149,10 @@ void quantise(Tensor x, Transpose transpose, Fp8Tile tile, Fp8Matrix out, cudaSt
 }
 
 LayerBlas::LayerBlas(cudaStream_t stream, int64_t largest) : Blas(stream) {
-  if (!has_fp8_products) return;
-  for (real*& operand : operands_) operand = memory_.matrix<real>(1, largest).data;
-  for (float*& scales : scales_) scales = memory_.matrix<float>(1, largest / fp8_tile).data;
+  if constexpr (has_fp8_products) {
+    for (real*& operand : operands_) operand = memory_.matrix<real>(1, largest).data;
+    for (float*& scales : scales_) scales = memory_.matrix<float>(1, largest / fp8_tile).data;
+  }
 }
 
 Fp8Matrix LayerBlas::operand(int which, bool codes) const {
