@@ -14,7 +14,7 @@ closure-04 8383
 closure-05 9131
 closure-06 9132
 closure-07 12283
-product 17531
+product 17532
 stand-ins 5758
 other-C++ 20627
 '
