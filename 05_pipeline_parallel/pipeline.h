@@ -107,7 +107,7 @@ class Pipeline {
   // The memory of a micro-batch in flight. The event gradient_read is done when the weight gradients have
   // been computed, each of the others when its message is complete.
   struct InFlight {
-    std::unique_ptr<Activations> activations;  // also output and gradient
+    std::unique_ptr<Activations> activations;  // also output and d_residual
     Event output_sent, gradient_came, gradient_sent, gradient_read;
   };
   // The memory of an activation that the previous stage sends.

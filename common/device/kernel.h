@@ -1,7 +1,7 @@
 // Launches, and the ranges and block reductions with which a kernel is written once, for GPU and CPU.
 //
 // On a GPU the threads of a block stride through a range, and a block reduction combines their values by
-// warp shuffles. On the CPU a block is one thread (see cpu/cuda/cuda_runtime.h): a range has stride one, its
+// warp shuffles. On the CPU a block is one thread (cpu/cuda/cuda_kernel.h): a range has stride one, its
 // loop is vectorised, and a block reduction returns its argument. So kernels never use threadIdx.
 #pragma once
 

@@ -11,7 +11,6 @@ enum class Attention { naive, tiled, tensor_core };
 // build, GPU and head size can, else tiled. Where a small block computed both ways differs, it is tiled, and
 // one line says so.
 Attention default_attention(int head_size, Attention on_cpu);
-inline constexpr int largest_tiled_head =
-    256;  // a larger one's tiles do not fit into a block's shared memory
+inline constexpr int largest_tiled_head = 256;  // larger tiles do not fit into a block's shared memory
 
 }  // namespace pentatron
