@@ -43,9 +43,9 @@ class UnitHooks {
 
 // A tensor region is where tensor parallelism splits heads, columns or vocabulary. These calls are its
 // borders. "Outside": rows that a rank holds between regions, all or (sequence parallelism) a part.
-// A type beside a shape says what each tensor rank has (04's note; one device has the matrix): I and R the
-// same, where the gradient of R is partial; P a summand; V its own part. "Outside" is I, under sequence
-// parallelism V.
+// The type behind a shape says what each tensor rank has (04's note; with one rank all mean the matrix).
+// I: the same on all. R: the same, but of its gradient each has a summand. P: a summand. V: its own part.
+// "Outside" is I; under sequence parallelism it is V.
 class TensorRegion {
  public:
   virtual ~TensorRegion() = default;
