@@ -179,7 +179,7 @@ class Pipeline {
   void compute_backward(const Instruction& i, const Batch& batch) {
     InFlight& f = in_flight(i);
     wait_event(compute_, f.gradient_came);
-    wait_event(compute_, f.gradient_sent);  // the earlier micro-batch's: the last stage receives none
+    wait_event(compute_, f.gradient_sent);  // the last stage has no receive_gradient, which waits for it
     model_.backward(batch, *f.activations);
     if (!f.activations->range.embedding) input(i).used.record(compute_);
     if (const InFlight* previous = in_previous_stage(i)) {

@@ -168,7 +168,8 @@ inline PeakInFlight peak_in_flight(const Instructions& list, std::optional<int> 
   PeakInFlight now, peak;
   for (const Instruction& i : list) {
     if (chunk && i.chunk != *chunk) continue;
-    if (i.action == Action::forward) ++now.until_input_gradient, ++now.until_weight_gradient;
+    if (i.action == Action::forward) ++now.until_input_gradient;
+    if (i.action == Action::forward) ++now.until_weight_gradient;
     if (i.action == Action::backward || i.action == Action::input_gradient) --now.until_input_gradient;
     if (i.action == Action::backward || i.action == Action::weight_gradient) --now.until_weight_gradient;
     peak.until_input_gradient = std::max(peak.until_input_gradient, now.until_input_gradient);

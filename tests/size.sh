@@ -11,9 +11,9 @@ closure-01-path 4312
 closure-02 8239
 closure-03 8412
 closure-04 8383
-closure-05 9131
+closure-05 9132
 closure-06 9132
-closure-07 12283
+closure-07 12284
 product 17532
 stand-ins 5758
 other-C++ 20627

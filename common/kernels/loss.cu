@@ -15,7 +15,7 @@ __global__ void cross_entropy_statistics_kernel(In<real> logits /*[rows, vocabul
   const size_t row = blockIdx.x, rows = gridDim.x;
   const real* row_logits = logits + row * vocabulary;
   constexpr int logits_a_chunk = 8192;
-  accum largest = -INFINITY, sum = 0;  // a thread's own logits have these, relative to the block's largest
+  accum largest = -INFINITY, sum = 0;  // sum: of exp(logit - largest), a thread's own
   for (int first = 0; first < vocabulary; first += logits_a_chunk) {
     const int count = std::min(logits_a_chunk, vocabulary - first);
     const accum before = largest;

@@ -17,7 +17,7 @@ void check_cublas(cublasStatus_t status, const char* call, const char* file, int
 
 enum class Transpose { no, yes };
 
-// An operand of a product a b^T: x, or its transpose. Its rows lie along the sum.
+// An operand of a product c = a b^T: x, or its transpose. c_ij sums over row i of a and row j of b.
 struct Operand {
   Tensor x;
   Transpose transpose;

@@ -1,5 +1,5 @@
 // The seams: four small interfaces through which parallelism acts on the model. The model is single-device
-// code that calls them; their defaults are for one device. (A pipeline needs none, but parts of the model.)
+// code that calls them; their defaults are for one device. (A pipeline runs parts of the model.)
 //
 //   UnitHooks      around the use of weights and the writing of gradients    data parallelism, ZeRO
 //   TensorRegion   the borders of attention, MLP, embedding and head         tensor and sequence parallelism

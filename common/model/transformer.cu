@@ -83,7 +83,7 @@ void Transformer::layer_backward(int layer, const Batch& batch, Activations& act
 Tensor Transformer::attention_forward(int layer, const Batch& batch, const LayerActivations& a) {
   const TransformerParameters::Layer& id = ids_.layers[layer];
   const AttentionTensors& t = a.attention;
-  const Tensor qkv = shared_gradients_.qkv;
+  const Tensor qkv = shared_gradients_.qkv;  // free until backward
   seams_.region->enter_linear(*layer_blas_, a.normed1, parameters_.weights(id.q, 3), qkv);
   rotary_forward(qkv, batch.positions, rotary_table_, shape_.head, t.q, t.k, t.v, stream_);
   seams_.attention->forward(*layer_blas_, shape_, t);

@@ -98,7 +98,7 @@ class Transformer {
  private:
   LayerActivations allocate_layer(DeviceArena& arena) const;
   // Writes x to a.input, and returns x after the layer. When it recomputes, it stops once all is
-  // there that backward needs, and returns nothing.
+  // there that backward needs; its result is then not used.
   Residual layer_forward(int layer, const Batch& batch, Residual x, const LayerActivations& a,
                          bool recomputing);
   void layer_backward(int layer, const Batch& batch, Activations& a);

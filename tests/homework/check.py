@@ -141,11 +141,14 @@ def only_the_guilty(stage, seen):
         )
 
 
+def exercises_of(stages, only):
+    """(stage, exercise) of each exercise, or of those in `only`."""
+    return [(s, e) for s in stages.values() for e in s.exercises.values() if only is None or e.number in only]
+
+
 def stubs(stages, only=None):
     """Each exercise alone as a stub: it gets no points, and the run says so."""
-    tasks = [
-        (s, e) for s in stages.values() for e in s.exercises.values() if only is None or e.number in only
-    ]
+    tasks = exercises_of(stages, only)
 
     def work(machine, task):
         stage, exercise = task
@@ -170,9 +173,7 @@ def stubs(stages, only=None):
 
 def order(stages, only=None):
     """The probe of an exercise judges it while those behind it are not written yet."""
-    tasks = [
-        (s, e) for s in stages.values() for e in s.exercises.values() if only is None or e.number in only
-    ]
+    tasks = exercises_of(stages, only)
 
     def work(machine, task):
         stage, exercise = task

@@ -1,4 +1,4 @@
-// The half of device/kernel.h for a CPU, where a block is one thread, or a few for tests.
+// The half of device/kernel.h, which includes it, for a CPU: a block is one thread, or a few for tests.
 #pragma once
 
 #include <algorithm>
