@@ -9,7 +9,7 @@
 #include <functional>
 
 #include "ring_all_reduce.h"
-#include "run/program.h"
+#include "run/parallel_program.h"
 
 using namespace pentatron;
 
@@ -176,17 +176,19 @@ class Primer {
 
 int main(int argc, char** argv) {
   return run_program_on_ranks(argc, argv, [&](World& world) {
-    CommunicationConfig options;
+    DeviceConfig device;
+    CommunicationConfig communication;
     int64_t max_bytes = 16 << 20;  // of the largest message
     CommandLine line("Shows what NCCL's collectives do, and how fast.");
-    declare_device(line, options);
-    declare_communication(line, options);
+    declare_device(line, device);
+    declare_communication(line, communication);
     line.group("Messages");
     line.number("--max-bytes", max_bytes, 4096, int64_t{1} << 32,
                 "the largest message; they begin with 4096 bytes, each four times the one before");
     line.parse(argc, argv);
     if (world.ranks() == 1) throw UsageError("mpirun -n", "1", "2 ranks or more");
-    world.configure(options);
+    configure_device(device);
+    world.configure(communication);
     Primer primer(world);
     primer.collectives();
     primer.ring();

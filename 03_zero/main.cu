@@ -5,7 +5,7 @@
 #include "model/optimizer.h"
 #include "model/transformer.h"
 #include "options.h"
-#include "run/program.h"
+#include "run/parallel_program.h"
 #include "run/totals.h"
 #include "zero.h"
 #include "zero_memory.h"

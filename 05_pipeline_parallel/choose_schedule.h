@@ -1,6 +1,7 @@
 // From the options to a schedule: one with a name (orders.h) or from a file, checked before anything runs.
 #pragma once
 
+#include "options/parallel_options.h"
 #include "orders.h"
 #include "ranks/peers.h"
 

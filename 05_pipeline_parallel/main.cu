@@ -5,7 +5,7 @@
 #include "model/optimizer.h"
 #include "model/transformer.h"
 #include "pipeline.h"
-#include "run/program.h"
+#include "run/parallel_program.h"
 #include "run/totals.h"
 
 using namespace pentatron;

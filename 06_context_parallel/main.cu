@@ -6,7 +6,7 @@
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
-#include "run/program.h"
+#include "run/parallel_program.h"
 #include "run/totals.h"
 
 using namespace pentatron;

@@ -7,12 +7,12 @@
 #include "model/memory.h"
 #include "model/optimizer.h"
 #include "model/transformer.h"
-#include "run/program.h"
+#include "run/parallel_program.h"
 #include "run/totals.h"
 
 namespace pentatron {
 
-struct ExpertProgramOptions : Options {
+struct ExpertProgramOptions : Options, CommunicationConfig {
   DataParallelOptions data_parallel;
   ExpertOptions experts;
 };

@@ -6,6 +6,7 @@
 #include "../04_tensor_parallel/options.h"
 #include "../05_pipeline_parallel/options.h"
 #include "../06_context_parallel/options.h"
+#include "options/parallel_options.h"
 
 namespace pentatron {
 
@@ -51,7 +52,7 @@ inline void declare(CommandLine& line, Options& options, ExpertOptions& o) {
   line.afterwards([&] { check_experts(options, o); });
 }
 
-struct CombinedOptions : Options {
+struct CombinedOptions : Options, CommunicationConfig {
   int tp = 1, cp = 1;      // tensor and context ranks
   int dp = 0;              // data ranks; 0: what the other axes leave
   int ranks = 0;           // of the world, in a dry run that is folded (fold.h); 0: those that are there

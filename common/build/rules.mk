@@ -72,7 +72,7 @@ objects = $(patsubst %,build/$(shared)/objects/%.o,$(filter %.cc,$(2))) \
   $(patsubst %,build/$(1)/objects/%.o,$(filter %.cu,$(2)))
 # What runs on several ranks, needs MPI and NCCL: everything but 01 and the tools.
 ONE_RANK := 01_single_gpu bench logits tests tests-% tsan_cases
-PARALLEL := $(wildcard common/ranks/*.cu common/watchdog/*.cu common/*/parallel_program.cu) \
+PARALLEL := $(wildcard common/ranks/*.cu common/watchdog/*.cu) \
   $(filter-out $(MAINS),$(wildcard 0*/*.cu 0*/workbench/*.cu))
 
 # A batch is one file that includes several, because most of the time goes into their headers. Kernels are compiled one

@@ -1,13 +1,12 @@
 // The options of all programs: which model, which data, how the batch is cut, how it is optimised, what is
-// written. Each stage adds those of its technique (its options.h): a struct, and a function that declares
-// them on the command line.
+// written. What programs of several ranks add is in parallel_options.h.
 #pragma once
 
 #include <string>
 
+#include "device/device_config.h"
 #include "model/config.h"
 #include "options/command_line.h"
-#include "ranks/peers.h"
 
 namespace pentatron {
 
@@ -21,7 +20,7 @@ inline std::string to_string(Recompute recompute) { return name_of(recompute_nam
 inline std::string to_string(Attention attention) { return name_of(attention_names, attention); }
 inline std::string to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
 
-struct Options : TrainingConfig, CommunicationConfig {
+struct Options : TrainingConfig, DeviceConfig {
   std::string data = PENTATRON_CORPUS;  // path
 
   // Checkpoints (checkpoint.h). Paths; empty: none.
@@ -44,27 +43,9 @@ struct Options : TrainingConfig, CommunicationConfig {
   std::string changed;  // which of them --load continues with other values: "; --lr is 0.1 and was 0.2"
 };
 
-// The options of a program: those of all programs, and those of its technique.
-template <class TechniqueOptions>
-struct OptionsWith : Options {
-  TechniqueOptions technique;
-};
-
-// What all programs take, what each takes of the GPU, and those of several ranks of their communication.
+// Those of all programs; and of them those of the modelled GPU, which tools take, too.
 void declare_common(CommandLine& line, Options& options);
 void declare_device(CommandLine& line, DeviceConfig& config);
-void declare_communication(CommandLine& line, CommunicationConfig& config);
-// What a stage adds: its options.h has a `declare` of its technique.
-template <class TechniqueOptions>
-void declare(CommandLine& line, OptionsWith<TechniqueOptions>& o) {
-  declare(line, o, o.technique);
-}
-
-// Completes and checks what depends on the number of ranks. Throws UsageError.
-template <class TechniqueOptions>
-void fit_to_ranks(OptionsWith<TechniqueOptions>& o, int ranks) {
-  fit_to_ranks(o, o.technique, ranks);
-}
 
 // Throws UsageError if sizes do not fit together.
 void check_sizes(const Options& options);

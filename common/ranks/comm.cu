@@ -173,9 +173,7 @@ std::string World::hosts() const {
 }
 
 void World::configure(const CommunicationConfig& config) {
-  if (config.dry_run && several_hosts())
-    throw UsageError("--dry-run", "on several hosts", "all ranks on one");
-  configure_device(config);
+  if (is_dry_run() && several_hosts()) throw UsageError("--dry-run", "on several hosts", "all ranks on one");
   watchdog_->set_timeout(config.timeout);
   if (config.ranks_per_node > 0)
     setenv("NCCL_CPU_RANKS_PER_NODE", std::to_string(config.ranks_per_node).c_str(), true);

@@ -15,6 +15,7 @@
 
 #include "device/precision.h"
 #include "device/tensor.h"
+#include "ranks/communication_config.h"
 #include "ranks/mpi_wait.h"
 #include "ranks/peers.h"
 #include "ranks/watch.h"
@@ -200,8 +201,8 @@ class World : public Peers {
   World(int* argc, char*** argv);
   ~World() override;
 
-  // Sets the watchdog's timeout, the modelled GPU and its links. Called before the first allocation and
-  // the first communicator. Throws UsageError.
+  // Sets the watchdog's timeout and the modelled links. Called after configure_device, and before the first
+  // communicator. Throws UsageError.
   void configure(const CommunicationConfig& config);
 
   // From now on the world has `ranks` ranks, of which only `present` are there, one for each process. This

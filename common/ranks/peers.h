@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "device/device_config.h"
-
 namespace pentatron {
 
 // What one kind of operation amounts to: calls, elements of the whole buffers that were reduced or
@@ -60,12 +58,5 @@ inline Peers single_process;
 // The ranks that this process trains with: itself, or all of the World that exists (comm.h).
 inline Peers* peers_now = &single_process;
 inline Peers& peers() { return *peers_now; }
-
-struct CommunicationConfig : DeviceConfig {
-  double timeout = 300;  // seconds without progress after which the watchdog ends the run
-  // The modelled link between all ranks, such as "5us,50GB/s". Empty and 0: the modelled GPU's.
-  std::string link;
-  int ranks_per_node = 0;
-};
 
 }  // namespace pentatron

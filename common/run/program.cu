@@ -71,6 +71,14 @@ int run_program(const std::function<void()>& program) try {
   return error.status;
 }
 
+int run_program(int argc, char** argv, std::string_view description, void (*train)(const Options&)) {
+  return run_program([&] {
+    const auto options = parse_options<Options>(argc, argv, description);
+    configure_device(options);
+    train(options);
+  });
+}
+
 void require_written(const std::string& option, const std::string& what, bool written) {
   if (peers().largest({written ? 0.0 : 1.0})[0] > 0)
     throw RunError(option + ": cannot write " + what + "; is the disk full?");

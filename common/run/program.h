@@ -32,31 +32,8 @@ int run_program(const std::function<void()>& program);
 // Throws RunError on all ranks if one could not write what an option asks for.
 void require_written(const std::string& option, const std::string& what, bool written);
 
-class World;  // ranks/comm.h
-int run_program_on_ranks(int argc, char** argv, const std::function<void(World& world)>& program);
-void configure(World& world, const CommunicationConfig& config);
-
-// main() of a stage: reads the options that `train` takes, and calls it. `attention`: the default of
-// --attention in a CPU build.
-template <class ProgramOptions>
-int run_program(int argc, char** argv, std::string_view description, void (*train)(const ProgramOptions&),
-                Attention attention = Attention::naive) {
-  return run_program([&] {
-    const auto options = parse_options<ProgramOptions>(argc, argv, description, attention);
-    configure_device(options);
-    train(options);
-  });
-}
-template <class ProgramOptions>
-int run_program(int argc, char** argv, std::string_view description,
-                void (*train)(const ProgramOptions&, World&), Attention attention = Attention::naive) {
-  return run_program_on_ranks(argc, argv, [&](World& world) {
-    auto options = parse_options<ProgramOptions>(argc, argv, description, attention);
-    fit_to_ranks(options, peers().ranks());
-    configure(world, options);
-    train(options, world);
-  });
-}
+// main() of 01: reads the options, and calls `train`. (That of the other stages is in parallel_program.h.)
+int run_program(int argc, char** argv, std::string_view description, void (*train)(const Options&));
 
 size_t free_device_memory();  // bytes, and no more than this rank's part of a GPU that several share
 // Throws UsageError when a GPU, a modelled one, too, has not enough memory for the prediction and for what

@@ -10,6 +10,7 @@
 #include "device.h"
 #include "model.h"
 #include "mpi_tests.h"
+#include "options/parallel_options.h"
 #include "reference_attention.h"
 
 namespace pentatron {

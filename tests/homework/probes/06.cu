@@ -3,6 +3,7 @@
 #include "06_context_parallel/ring_attention.h"
 #include "device.h"
 #include "model.h"
+#include "options/parallel_options.h"
 #include "probe.h"
 
 namespace pentatron::probes {

@@ -1,0 +1,29 @@
+// The options of programs of several ranks: each stage adds those of its technique (its options.h), a struct
+// and a function that declares them on the command line; and all take those of communication.
+#pragma once
+
+#include "options/options.h"
+#include "ranks/communication_config.h"
+
+namespace pentatron {
+
+// The options of a program: those of all programs, of communication, and of its technique.
+template <class TechniqueOptions>
+struct OptionsWith : Options, CommunicationConfig {
+  TechniqueOptions technique;
+};
+
+void declare_communication(CommandLine& line, CommunicationConfig& config);
+// What a stage adds: its options.h has a `declare` of its technique.
+template <class TechniqueOptions>
+void declare(CommandLine& line, OptionsWith<TechniqueOptions>& o) {
+  declare(line, o, o.technique);
+}
+
+// Completes and checks what depends on the number of ranks. Throws UsageError.
+template <class TechniqueOptions>
+void fit_to_ranks(OptionsWith<TechniqueOptions>& o, int ranks) {
+  fit_to_ranks(o, o.technique, ranks);
+}
+
+}  // namespace pentatron
