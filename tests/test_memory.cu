@@ -18,14 +18,16 @@ TEST_CASE("03: memory of Llama-8B on eight ranks is as published", "[03][memory]
   const double unit = (128256 * 4096.0 + 4096) / gib;                  // the largest: the head with its norm
   const double weight = PRECISION / 8, sum = PRECISION == 64 ? 8 : 4;  // bytes
   const double k = PRECISION == 16 ? 12 : 2 * sum;
+  // Arrays end at a multiple of 256 bytes: two of the optimizer, or three, for each of 34 units.
+  const auto in_gib = [](double expected) { return Approx(expected).margin(34 * 3 * 256 / gib).epsilon(0); };
   for (int stage = 0; stage <= 3; ++stage) {
     INFO("stage " << stage);
     auto [resident, unit_buffers] = zero_memory(options, {.zero_stage = stage}, 8);
-    CHECK(resident[Purpose::weights] / gib == Approx(weight * all / (stage >= 3 ? 8 : 1)).epsilon(1e-6));
-    CHECK(resident[Purpose::gradients] / gib == Approx(sum * all / (stage >= 2 ? 8 : 1)).epsilon(1e-6));
-    CHECK(resident[Purpose::optimizer] / gib == Approx(k * all / (stage >= 1 ? 8 : 1)).epsilon(1e-6));
-    CHECK(unit_buffers[Purpose::weights] / gib == Approx(stage >= 3 ? 2 * weight * unit : 0).epsilon(1e-6));
-    CHECK(unit_buffers[Purpose::gradients] / gib == Approx(stage >= 2 ? 2 * sum * unit : 0).epsilon(1e-6));
+    CHECK(resident[Purpose::weights] / gib == in_gib(weight * all / (stage >= 3 ? 8 : 1)));
+    CHECK(resident[Purpose::gradients] / gib == in_gib(sum * all / (stage >= 2 ? 8 : 1)));
+    CHECK(resident[Purpose::optimizer] / gib == in_gib(k * all / (stage >= 1 ? 8 : 1)));
+    CHECK(unit_buffers[Purpose::weights] / gib == in_gib(stage >= 3 ? 2 * weight * unit : 0));
+    CHECK(unit_buffers[Purpose::gradients] / gib == in_gib(stage >= 2 ? 2 * sum * unit : 0));
   }
 }
 
