@@ -6,7 +6,6 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <sstream>
 #include <system_error>
 
@@ -88,46 +87,17 @@ std::string failure(const std::function<void()>& work) {
   } catch (const std::system_error& error) {
     words = error.code().message();
   }
-  if (peers().largest({words.empty() ? 0.0 : 1.0})[0] == 0) return {};
-  for (const std::string& of_rank : peers().gather(words)) {
-    if (!of_rank.empty()) return of_rank;
-  }
-  return "rank 0 says why";
+  return peers().first_fault(words);
 }
 
 void refuse_if_failed(const std::function<void()>& work) {
   if (const std::string words = failure(work); !words.empty()) throw UsageError(words);
 }
 
-// What ranks have of something, and who has that.
-using RanksOf = std::map<std::string, std::vector<std::string>>;
-
-// A rank has a line "THING<tab>PART<tab>CONTENT" for each part of a thing that it has, and ranks that have
-// the same part should have the same content. Returns the first thing where they have not, and who has what;
-// or nothing.
-std::string difference(const std::string& mine) {
-  const std::vector<std::string> all = peers().gather(mine);
-  std::map<std::string, RanksOf> contents;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    std::istringstream lines(all[rank]);
-    std::string thing, part, content;
-    while (std::getline(lines, thing, '\t') && std::getline(lines, part, '\t') &&
-           std::getline(lines, content))
-      contents[thing + '\t' + part][content].push_back(rank_name(static_cast<int>(rank)));
-  }
-  return failure([&] {
-    for (const auto& [name, ranks_of] : contents) {
-      if (ranks_of.size() == 1) continue;
-      std::string words = name.substr(0, name.find('\t')) + " is not the same on all ranks";
-      for (const auto& [content, ranks] : ranks_of) words += "; " + content + " on " + join(ranks, ", ");
-      throw UsageError(words);
-    }
-  });
-}
-
-// Likewise of one thing, which other ranks may call otherwise.
+// All ranks have the same content of a thing, which they may call otherwise.
 void require_same(const std::string& thing, const std::string& content) {
-  if (const std::string words = difference("\t\t" + content); !words.empty()) throw UsageError(thing + words);
+  if (const std::string words = peers().difference("\t\t" + content + '\n'); !words.empty())
+    throw UsageError(thing + words);
 }
 
 // ---- Loading
@@ -292,7 +262,7 @@ void compare_weights(const Parameters& parameters, int64_t steps) {
            << range.size << '\t' << checksum_text(checksum) << '\n';
     }
   }
-  if (const std::string words = difference(mine.str()); !words.empty()) throw RunError(words);
+  if (const std::string words = peers().difference(mine.str()); !words.empty()) throw RunError(words);
 }
 
 void Checkpoint::after_update(int64_t step) {

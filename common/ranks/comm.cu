@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <exception>
+#include <map>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -233,6 +234,37 @@ std::vector<std::string> World::gather(const std::string& text) const {
     wait(request);
   }
   return result;
+}
+
+std::string World::first_fault(const std::string& words) const {
+  if (largest({words.empty() ? 0.0 : 1.0})[0] == 0) return {};
+  for (const std::string& of_rank : gather(words)) {
+    if (!of_rank.empty()) return of_rank;
+  }
+  return "rank 0 says why";
+}
+
+std::string World::difference(const std::string& lines) const {
+  std::map<std::string, std::map<std::string, std::string>>
+      parts;  // contents of each, and the ranks that have it
+  const std::vector<std::string> all = gather(lines);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    std::istringstream of_rank(all[rank]);
+    std::string thing, part, content;
+    while (std::getline(of_rank, thing, '\t') && std::getline(of_rank, part, '\t') &&
+           std::getline(of_rank, content)) {
+      std::string& ranks = parts[thing + '\t' + part][content];
+      ranks += (ranks.empty() ? "" : ", ") + rank_name(static_cast<int>(rank));
+    }
+  }
+  std::string words;
+  for (const auto& [name, contents] : parts) {
+    if (contents.size() == 1) continue;
+    words = name.substr(0, name.find('\t')) + " is not the same on all ranks";
+    for (const auto& [of_ranks, ranks] : contents) words += "; " + of_ranks + " on " + ranks;
+    break;
+  }
+  return first_fault(words);
 }
 
 bool World::all_arrive(double seconds) const {

@@ -220,6 +220,8 @@ class World : public Peers {
   std::vector<double> sum(const std::vector<double>& values) const override;
   std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& values) const override;
   std::vector<std::string> gather(const std::string& text) const override;
+  std::string first_fault(const std::string& words) const override;
+  std::string difference(const std::string& lines) const override;
   std::string hosts() const override;
   bool all_arrive(double seconds) const override;
   void end_all(int status) const override { end_all_ranks(status); }

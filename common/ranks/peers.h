@@ -38,6 +38,13 @@ class Peers {
   virtual std::vector<double> sum(const std::vector<double>& values) const { return values; }
   virtual std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& values) const { return values; }
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
+  // What has gone wrong on the first rank whose `words` are not empty; nothing, if all are. Rank 0 is told
+  // the words, the others that something has.
+  virtual std::string first_fault(const std::string& words) const { return words; }
+  // Where ranks differ that should not. A rank has a line "THING<tab>PART<tab>CONTENT" for each part of a
+  // thing that it has, and ranks that have the same part should have the same content. Rank 0 is told the
+  // first thing that is not the same, and who has what; the others that there is one.
+  virtual std::string difference(const std::string& /*lines*/) const { return {}; }
   virtual bool all_arrive(double /*seconds*/) const { return true; }  // a barrier that gives up: false
   virtual void end_all(int /*status*/) const {}
   // On rank 0 of several hosts: their ranks and GPUs, a line a host. Likewise for all ranks to call.
