@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7382
-closure-01-path 4312
-closure-02 8239
-closure-03 8412
-closure-04 8383
-closure-05 9132
-closure-06 9132
-closure-07 12284
-product 17532
+closure-01 7305
+closure-01-path 4311
+closure-02 8284
+closure-03 8457
+closure-04 8428
+closure-05 9178
+closure-06 9177
+closure-07 12331
+product 17569
 stand-ins 5758
-other-C++ 20627
+other-C++ 20631
 '
 
 tests=$(realpath "$(dirname "$0")")
