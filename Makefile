@@ -52,7 +52,7 @@ run: programs $(if $(ONLY)$(filter cuda,$(BACKEND)),,build/cpu-bf16/07_combined_
 	@V=$(V) python3 common/report/progress.py $(BUILD) $(LOGS) '$(RANKS)' $(RUN_STEPS) '$(ONLY)' $(ARGS)
 	@python3 common/report/runs.py $(LOGS)
 	@$(if $(ONLY)$(filter cuda,$(BACKEND)),,$(LESSONS) --table)
-	@echo "What each run printed is in $(LOGS)/*.txt; all steps are in $(LOGS)/*.json, timelines in $(LOGS)/*.trace."
+	@echo "What each run printed is in $(LOGS)/*.txt; all steps are in $(LOGS)/*.jsonl, timelines in $(LOGS)/*.trace."
 
 tour: ## a first hour, in the terminal: ten steps
 # The programs of a learner's tree lack bodies. There the tour shows what the complete ones print.
@@ -101,10 +101,10 @@ published: build/cpu-bf16/07_combined_5d build/cpu-fp8/07_combined_5d
 # The page asks the planner, with the options PLAN, and 07 for dry runs of pipelines; it has the lessons' runs, too.
 REPORT := build/report.html
 RUNS := $(LOGS)
-OF_REPORT := build/cpu-fp32/07_combined_5d build/cpu-bf16/plan build/cpu-bf16/lessons/01.json build/python-report/ready
-build/cpu-bf16/lessons/01.json: build/cpu-bf16/07_combined_5d
+OF_REPORT := build/cpu-fp32/07_combined_5d build/cpu-bf16/plan build/cpu-bf16/lessons/01.jsonl build/python-report/ready
+build/cpu-bf16/lessons/01.jsonl: build/cpu-bf16/07_combined_5d
 	@$(LESSONS) --table > /dev/null
-report: ## build/report.html: losses, memory, timelines of runs, or RUNS='a.json b.json'; PLAN='--tokens 2T'
+report: ## build/report.html: losses, memory, timelines of runs, or RUNS='a.jsonl b.jsonl'; PLAN='--tokens 2T'
 report: $(OF_REPORT)
 	@build/python-report/bin/python common/report/report.py $(REPORT) build '$(PLAN)' $(RUNS)
 book: ## the notes as a book with figures: build/book/index.html, build/book.html;  make pictures: those of the notes

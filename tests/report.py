@@ -243,7 +243,7 @@ def check_refusals(folder):
     """A log that can not be read, or a bad PLAN, is refused in one line, and an older page stays."""
     page, log = pathlib.Path(folder, "page.html"), pathlib.Path(folder, "log.json")
     page.write_text("older")
-    whole = next(page_file.parent.glob("runs/*.json")).read_text()
+    whole = next(page_file.parent.glob("runs/*.jsonl")).read_text()
     for what, text, plan in (
         ("no file", None, ""),
         ("no JSON", "{", ""),

@@ -83,7 +83,7 @@ submit() {
 # is FIELD VALUE: of the job.
 is() { slurm scontrol show job -o "$job" | grep -qE "(^| )$1=$2( |$)"; }
 losses() { sed -n 's/^{"step":\([0-9]*\),"loss":\([^,]*\),.*/\1 \2/p' "$@"; }
-steps_of() { losses "log-$job-$1.json" 2> /dev/null | cut -d ' ' -f 1; } # of the job's start number $1
+steps_of() { losses "log-$job-$1.jsonl" 2> /dev/null | cut -d ' ' -f 1; } # of the job's start number $1
 
 logged() { [ "$(losses "$1" 2> /dev/null | wc -l)" -ge "$2" ]; }
 
@@ -114,7 +114,7 @@ rm -r run
 
 # Interrupted: each start goes on where the one before has ended, and has saved because it was asked to.
 submit --ntasks-per-node=4 job.sh "${mesh[@]}" --steps 100000
-begun() { logged "log-$job-$1.json" 3; }
+begun() { logged "log-$job-$1.jsonl" 3; }
 check "job: begins" within $limit begun 0
 # goes_on NAME START: Slurm lets a job that was requeued wait two minutes, unless told to start it now.
 goes_on() {
@@ -140,7 +140,7 @@ slurm scontrol update jobid="$job" timelimit=1-0
 goes_on "time limit" 3
 slurm scancel "$job"
 check "scancel: ends" within $limit is JobState CANCELLED
-chain=(log-"$job"-*.json)
+chain=(log-"$job"-*.jsonl)
 last=$(losses "${chain[@]}" | tail -n 1 | cut -d ' ' -f 1)
 check "a run on one machine" on_one_machine one "$last" --steps 100000
 check "four starts, $last steps: the losses of one machine" same one.json "${chain[@]}"

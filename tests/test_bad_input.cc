@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string>
 
+#include "device/mapped_file.h"
 #include "run_program.h"
 
 using pentatron::tests::Outcome;
@@ -501,7 +502,7 @@ TEST_CASE("02: a rank that meets a wrong token alone ends all ranks", "[02][bad-
 
 TEST_CASE("01: a wrong profile of a GPU ends with one line and status 2", "[01][bad-input][standin]") {
   const TemporaryFolder folder;
-  const std::string all = read_file(std::string(PENTATRON_PROFILES) + "/h100.json");
+  const std::string all = read_file(pentatron::in_tree("common/clock/profiles/h100.json"));
   const auto refused = [&](const std::string& gpu, const std::string& what) {
     check_refused(folder, "--gpu '" + gpu + "'", "--gpu: " + gpu + " is not valid; expected " + what);
   };
@@ -510,9 +511,12 @@ TEST_CASE("01: a wrong profile of a GPU ends with one line and status 2", "[01][
     REQUIRE(changed.find(text) != std::string::npos);
     return folder.write("gpu.json", changed.replace(changed.find(text), text.size(), other));
   };
-  refused("h99", "a name in common/clock/profiles, or a readable file (No such file or directory)");
-  refused(folder.path(), "a name in ");
-  refused(folder.write("text", "no JSON"), "a name in ");
+  refused("h99", "one of a100, ");
+  CHECK(run(folder, "--gpu h99")
+            .err.ends_with(", unit; or, like common/clock/profiles/rtx4090.json, a readable file "
+                           "(No such file or directory)\n"));
+  refused(folder.path(), "one of a100, ");
+  refused(folder.write("text", "no JSON"), "numbers like those of common/clock/profiles/rtx4090.json");
   refused(with("\"link_latency\"", "\"latency\""), "the fields of ");
   refused(folder.write("gpu.json", "{}"), "a number \"value\" above 0 for \"memory_bytes\"");
   refused(with("3.35e+12", "-1"), "a number \"value\" above 0 for \"memory_bandwidth\"");

@@ -107,5 +107,5 @@ TEST_CASE("profile: what a file says is refused in one line, whatever it is", "[
   CHECK(field.ends_with(R"(there is no field "line\nbreak")"));
   const std::string self = folder.path() + "/gpu", up = "../../../../../../../../../..";  // to the root
   const std::string base = complaint(R"({"as": ")" + up + self + R"("})");
-  CHECK(base.ends_with("expected \"as\" to be a name in common/clock/profiles, not \"" + up + self + "\""));
+  CHECK(base.ends_with(", unit, not \"" + up + self + "\""));
 }

@@ -10,6 +10,7 @@
 
 #include "catch.h"
 #include "device.h"
+#include "device/mapped_file.h"
 #include "reference.h"
 #include "tensor_cores/codes_product.h"
 
@@ -23,7 +24,7 @@ struct Code {
 
 // From code 0 on; those with a sign are the same, and what comes after the last is not a number.
 std::vector<Code> table() {
-  std::ifstream file(std::string(PENTATRON_TESTS) + "/golden/fp8.txt");
+  std::ifstream file(in_tree("tests") + "/golden/fp8.txt");
   std::vector<Code> codes;
   std::string number;
   for (Code code = {}; file >> number >> code.value >> code.last;) codes.push_back(code);

@@ -1,6 +1,7 @@
 // The whole model against PyTorch in float64: make_golden.py wrote the files that are read here.
 // precisions: fp64 bf16
 #include "catch.h"
+#include "device/mapped_file.h"
 #include "golden.h"
 #include "model.h"
 #include "reference.h"
@@ -67,7 +68,7 @@ TEST_CASE("logits, loss and gradients are PyTorch's", "[01][golden]") {
   const Recompute recompute = GENERATE(Recompute::none, Recompute::selective, Recompute::full);
   const Attention attention = GENERATE(Attention::naive, Attention::tiled);
   CAPTURE(file, to_string(recompute), to_string(attention));
-  const Golden golden(std::string(PENTATRON_TESTS) + "/golden/" + file + ".safetensors");
+  const Golden golden(in_tree("tests") + "/golden/" + file + ".safetensors");
   Options options = golden_options(golden);
   options.recompute = recompute;
   options.attention = attention;
@@ -98,7 +99,7 @@ TEST_CASE("logits, loss and gradients are PyTorch's", "[01][golden]") {
 #if PRECISION == 64
 TEST_CASE("weights after three AdamW steps are PyTorch's", "[01][golden]") {
   const std::string file = GENERATE("mha", "gqa");
-  const Golden golden(std::string(PENTATRON_TESTS) + "/golden/" + file + ".safetensors");
+  const Golden golden(in_tree("tests") + "/golden/" + file + ".safetensors");
   const Options options = golden_options(golden);
   TestModel model(options);
   load_weights(model, golden);

@@ -177,6 +177,27 @@ TEST_CASE("log: step lines", "[log]") {
   CHECK(lines[4].substr(0, 8) == "      25");
 }
 
+TEST_CASE("log: a run that diverges keeps its columns apart, and a line says so", "[log]") {
+  std::ostringstream out;
+  RunLog log(out, {"", 2, 1, 1e6, 0, 1});
+  log.step(record(1));
+  StepRecord last = record(2);
+  last.loss = 28832.8095;
+  last.grad_norm = 25535365336.5373;
+  log.step(last);
+  CHECK(split(out.str())[2] ==
+        "       2  2.9e+04    2.6e+10   3.00e-03     100 ms         41.0k        -    12.0 MiB     1000 B");
+  Summary summary = two_ranks();
+  const std::string words = "\nThe run has diverged: its loss was 5.333 in the first step and ";
+  for (const double loss : {10.6, 28832.8095}) {
+    summary.final_loss = loss;
+    out.str("");
+    log.summary(summary);
+    CHECK((out.str().find(words) != std::string::npos) == (loss > 2 * 5.34));
+  }
+  CHECK(out.str().ends_with(words + "2.883e+04 in the last. A smaller --lr may help.\n"));
+}
+
 TEST_CASE("log: without a known peak there is no MFU", "[log]") {
   std::ostringstream out;
   RunLog(out, {"", 1, 1, 1e6, 0, 1}).step(record(1));
@@ -203,6 +224,7 @@ TEST_CASE("log: modelled time", "[log]") {
 Modelled time of the first step, 4 s, a mean of 2 ranks;
 a later one may also wait for what it leaves running (--steps 2)
 )") != std::string::npos);
+  CHECK(one.str().find("\nOn this machine the steps took 12.5 s, 328 tokens/s.\n") != std::string::npos);
   const nlohmann::json json = parsed_lines(path).at(0);
   CHECK(json["seconds"].get<double>() == 0.1);  // on the wall
   CHECK(json["modelled"]["seconds"].get<double>() == 2);
@@ -228,9 +250,8 @@ Modelled time of a step from the second on, 4 s, a mean of 2 ranks
          compute           2 s        50.0 %              
     compute idle           2 s        50.0 %              
             data           2 s        50.0 %        75.0 %
-
-On this machine the steps took 12.5 s, 655 tokens/s.
 )") != std::string::npos);
+  CHECK(out.str().find("On this machine") == std::string::npos);  // it computed nothing
   const nlohmann::json last = parsed_lines(path).at(2)["summary"];
   CHECK(last["modelled"]["seconds"] == 4);
   CHECK(last["modelled"]["mfu"].get<double>() == 0.125);

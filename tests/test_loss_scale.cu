@@ -29,7 +29,7 @@ struct Gradients {
 
 Gradients gradients_of(const Options& options) {
   TestModel model(options);
-  const TokenData data(PENTATRON_CORPUS, options.model.vocab_size, options.sequence_length);
+  const TokenData data(in_tree("common/corpus.txt"), options.model.vocab_size, options.sequence_length);
   BatchLoader loader(data, options, 0, 1);
   Gradients result;
   for (Batch batch : loader.load(0, model.stream)) {

@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -44,9 +45,9 @@ std::string complaint(const std::vector<const char*>& arguments) {
 }
 
 template <class ProgramOptions = Options>
-std::string help_of() {
+std::string help_of(const char* option = "--help") {
   try {
-    parse<ProgramOptions>({"--help"});
+    parse<ProgramOptions>({option});
   } catch (const pentatron::HelpRequest& request) {
     return request.what();
   }
@@ -599,6 +600,12 @@ TEST_CASE("options: every number has its bounds", "[options]") {
   CHECK(numbers == bounds.size());
 }
 
+TEST_CASE("options: --version says a number and the commit, and -h is --help", "[options]") {
+  CHECK(std::regex_match(help_of("--version"), std::regex("pentatron [0-9.]+, commit [-0-9a-z]+\n")));
+  CHECK(help_of("-h") == help_of());
+  CHECK(help_of().find(" h100, ") != std::string::npos);  // among the GPUs
+}
+
 TEST_CASE("options: --help has each option below the heading of its group", "[options]") {
   std::istringstream lines(help_of<pentatron::CombinedOptions>());
   std::string groups;
@@ -609,7 +616,7 @@ TEST_CASE("options: --help has each option below the heading of its group", "[op
     if (first.starts_with("--")) groups += " " + first;
   }
   CHECK(groups == R"(
-Help: --help
+Help: --version
 Checkpoints: --save --save-every --resume --load --load-weights
 Model: --model --layers --d-model --heads --kv-heads --d-ff --vocab-size
 Data and batches: --data --seq-len --micro-batch-size --global-batch-size --steps --seed

@@ -2,6 +2,7 @@
 // step of 02 to 07 are those of 01, and so are the weights that each saves after the last one. The tests of
 // parity look closer, but build their own training loop; this one sees what is wrong in a main.cu.
 // precisions: fp64
+#include "device/mapped_file.h"
 #include "device/precision.h"
 #if PRECISION == 64
 
@@ -310,7 +311,7 @@ TEST_CASE("01: a modelled GPU has room for what a run needs, and with a byte les
   const nlohmann::json memory = outcome_of("", options).log.back()["summary"]["memory"][0];
   double needed = memory["libraries"]["estimated"];
   for (const double bytes : memory["predicted"]) needed += bytes;
-  nlohmann::json profile = nlohmann::json::parse(read_file(PENTATRON_PROFILES "/h100.json"));
+  nlohmann::json profile = nlohmann::json::parse(read_file(in_tree("common/clock/profiles/h100.json")));
   const auto builds = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
   for (const int lack : {0, 1}) {
     profile["memory_bytes"]["value"] = needed - lack;
@@ -325,7 +326,7 @@ TEST_CASE("01: a modelled GPU has room for what a run needs, and with a byte les
 TEST_CASE("04: chunks hide two fifths of forward's communication on a node", "[04][program]") {
   const TemporaryFolder folder;
   const std::string gpu = folder.path() + "/gpu.json", trace = folder.path() + "/trace.json";
-  nlohmann::json profile = nlohmann::json::parse(read_file(PENTATRON_PROFILES "/h100.json"));
+  nlohmann::json profile = nlohmann::json::parse(read_file(in_tree("common/clock/profiles/h100.json")));
   constexpr double times_as_large = sizeof(double) / 2;
   for (const char* name : {"memory_bandwidth", "link_bandwidth"})
     profile[name]["value"] = profile[name]["value"].get<double>() * times_as_large;

@@ -10,6 +10,7 @@
 
 #include "catch.h"
 #include "device.h"
+#include "device/mapped_file.h"
 #include "files.h"
 #include "model.h"
 #include "run/program.h"
@@ -41,7 +42,7 @@ TEST_CASE("a batch that is loaded early leaves the one before alone", "[01]") {
   Device device;
   const Options options = test_options(1, 8, 1, 1, 8, 256, /*sequence=*/16, /*micro_batch=*/2,
                                        /*global_batch=*/4);
-  const TokenData data(PENTATRON_CORPUS, 256, options.sequence_length);
+  const TokenData data(in_tree("common/corpus.txt"), 256, options.sequence_length);
   BatchLoader loader(data, options);
   const int64_t rows = options.micro_batch_size * options.sequence_length;
   const PinnedArray<int32_t> seen(2 * options.global_batch_size * options.sequence_length);
@@ -90,7 +91,8 @@ TEST_CASE("a step's time ends where the device ended it, not where the host look
   Device device;
   const tests::TemporaryFolder folder;
   Options options = test_options(1, 8, 1, 1, 8, 256, /*sequence=*/16, /*micro_batch=*/1, 1);
-  options.data = PENTATRON_CORPUS, options.as_json = "{}", options.log_json = folder.path() + "/log";
+  options.data = in_tree("common/corpus.txt"), options.as_json = "{}",
+  options.log_json = folder.path() + "/log";
   options.steps = 2;
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   Parameters parameters;

@@ -23,9 +23,7 @@ export HWLOC_COMPONENTS ?= -linuxio
 
 # ---- Flags -----------------------------------------------------------------------------------------------------------
 # What each word of a configuration's name means to the compiler.
-PATHS := PROFILES=$(wildcard common/*/profiles) CORPUS=common/corpus.txt TESTS=tests
-DEFINES := $(foreach path,$(PATHS),-DPENTATRON_$(subst =,=\"$(CURDIR)/,$(path))\")
-INCLUDES := -I. -Icommon -Itests $(DEFINES) $(addprefix -isystem ,$(HEADERS))
+INCLUDES := -I. -Icommon -Itests $(addprefix -isystem ,$(HEADERS))
 CCACHE := $(and $(shell command -v ccache),ccache)
 FLAGS_cpu := $(CCACHE) $(CXX) -std=c++20 -g1 -Wall -Wextra -Wno-unknown-pragmas $(INCLUDES) -DCUDA_CPU \
   -Icommon/cpu/cuda -Icommon/cpu/nccl $(OPENBLAS:/usr/lib/%=-I/usr/include/%)
@@ -84,7 +82,12 @@ BATCH_fast_cuda.cc := $(filter-out %/cuda_stream.cc,$(wildcard common/cpu/cuda/*
 BATCH_fast_nccl.cc := $(filter-out %/device_access_cpu.cc,$(wildcard common/cpu/nccl/*.cc))
 build/batches/%: FORCE
 	@mkdir -p $(@D); new=$@.$$$$; printf '#include "%s"\n' $(BATCH_$*) > $$new; cmp -s $$new $@ && rm $$new || mv $$new $@
-COMMON := build/batches/common.cc build/batches/common.cu $(wildcard 0*/workbench/*.cc) \
+# The commit is part of each program; it is looked up each time, and compiled when it has changed.
+build/version.cc: FORCE
+	@mkdir -p $(@D); commit=$$(git describe --always --dirty 2> /dev/null || echo unknown); new=$@.$$$$; \
+	  printf '#include "options/command_line.h"\nstd::string pentatron::version() { return "pentatron 1.0, commit %s"; }\n' \
+	  "$$commit" > $$new; cmp -s $$new $@ && rm $$new || mv $$new $@
+COMMON := build/version.cc build/batches/common.cc build/batches/common.cu $(wildcard 0*/workbench/*.cc) \
   $(filter common/%,$(filter-out common/cpu/%,$(KERNELS)))
 STANDINS_cpu := build/batches/fast_cuda.cc common/cpu/cuda/cuda_stream.cc
 NCCL_cpu := build/batches/fast_nccl.cc common/cpu/nccl/device_access_cpu.cc

@@ -52,8 +52,8 @@ constexpr Field fields[] = {
     {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s", true},
 };
 
+const std::string profiles = "common/clock/profiles", example = profiles + "/rtx4090.json";
 constexpr std::string_view other_fields[] = {"name", "as", "description", "framework"};  // of the planner
-constexpr const char* known_name = "a name in common/clock/profiles";
 
 // A text of the file, which may have line breaks, as JSON has it.
 std::string in_a_line(const std::string& text) {
@@ -108,16 +108,17 @@ double DeviceProfile::seconds(const Cost& cost) const {
 }
 
 std::string profile_path(const std::string& gpu) {
-  const std::string shipped = std::string(PENTATRON_PROFILES) + "/" + gpu + ".json";
+  const std::string shipped = in_tree(profiles + "/" + gpu + ".json");
   std::error_code ignored;
   return gpu.find('/') == gpu.npos && std::filesystem::exists(shipped, ignored) ? shipped : gpu;
 }
 
 DeviceProfile load_profile(const std::string& gpu) {
   const std::string path = profile_path(gpu);
-  const MappedFile file("--gpu", path, text(known_name, ", or "));
+  const std::string names = "one of " + names_in_tree(profiles);
+  const MappedFile file("--gpu", path, names + "; or, like " + example + ", ");
   const auto json = nlohmann::json::parse(file.text(), nullptr, /*allow_exceptions=*/false);
-  require(json.is_object(), "--gpu", gpu, known_name, ", or a file with such numbers");
+  require(json.is_object(), "--gpu", gpu, "numbers like those of ", example);
   const bool has_base = json.contains("as") && json["as"].is_string();
   for (const auto& [name, value] : json.items())
     require(std::ranges::count(fields, name, &Field::name) + std::ranges::count(other_fields, name) > 0,
@@ -126,9 +127,8 @@ DeviceProfile load_profile(const std::string& gpu) {
   DeviceProfile profile = {};
   if (has_base) {
     const std::string base = json["as"];
-    require(base.find('/') == base.npos, "--gpu", gpu, "\"as\" to be ", known_name, ", not ",
-            in_a_line(base));
-    profile = load_profile(text(PENTATRON_PROFILES, "/", base, ".json"));
+    require(base.find('/') == base.npos, "--gpu", gpu, "\"as\" to be ", names, ", not ", in_a_line(base));
+    profile = load_profile(in_tree(profiles + "/" + base + ".json"));
   }
   profile.name = path != gpu ? gpu : json.value("name", std::filesystem::path(gpu).stem().string());
   for (const Field& field : fields) {

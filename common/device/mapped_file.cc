@@ -9,11 +9,28 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <iomanip>
+#include <set>
 
 #include "device/errors.h"
 
 namespace pentatron {
+
+namespace fs = std::filesystem;
+
+std::string in_tree(const std::string& path) {
+  const fs::path program = fs::canonical("/proc/self/exe");
+  return program.parent_path().parent_path().parent_path() / path;
+}
+
+std::string names_in_tree(const std::string& folder) {
+  std::set<std::string> names;
+  for (const auto& file : fs::directory_iterator(in_tree(folder))) names.insert(file.path().stem());
+  std::string words;
+  for (const std::string& name : names) words += (words.empty() ? "" : ", ") + name;
+  return words;
+}
 
 MappedFile::MappedFile(const std::string& option, const std::string& path, const std::string& instead) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // or a pipe waits for a writer

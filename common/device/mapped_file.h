@@ -9,6 +9,11 @@
 
 namespace pentatron {
 
+// The path of a file of this tree, where the program is in build/CONFIGURATION.
+std::string in_tree(const std::string& path);
+// The files of a folder of this tree, without what follows a dot: "a100, b200, h100".
+std::string names_in_tree(const std::string& folder);
+
 class MappedFile {
  public:
   // Throws UsageError, naming `option`, if the file can't be read, is empty, or is no regular file.

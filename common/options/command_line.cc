@@ -41,7 +41,8 @@ std::string join(const std::vector<std::string>& words, const std::string& separ
 CommandLine::CommandLine(std::string_view description)
     : app_(std::make_unique<CLI::App>(std::string(description))) {
   app_->get_formatter()->column_width(36);
-  app_->set_help_flag("--help", "print this text and end")->group("Help");
+  app_->set_help_flag("-h,--help", "print this text and end")->group("Help");
+  app_->set_version_flag("--version", version(), "print the version and the commit, and end")->group("Help");
   app_->allow_extras();  // parse() complains later: a wrong value may have caused them
 }
 CommandLine::~CommandLine() = default;
@@ -74,6 +75,8 @@ void CommandLine::parse(int argc, const char* const* argv) {
     app_->parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     throw HelpRequest(app_->help());
+  } catch (const CLI::CallForVersion&) {
+    throw HelpRequest(app_->version() + '\n');
   } catch (const CLI::ArgumentMismatch& error) {
     const std::string message = error.what();  // "--steps: 1 required ..."
     throw UsageError(message.substr(0, message.find_first_of(": ")) +

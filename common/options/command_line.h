@@ -23,7 +23,7 @@ class Option;
 
 namespace pentatron {
 
-// --help was given. main() prints what(), the help text, on stdout and ends with status 0.
+// --help or --version was given. main() prints what(), the text, on stdout and ends with status 0.
 struct HelpRequest : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -47,6 +47,7 @@ std::vector<std::string> words_of(const Names<Value>& names) {
   return words;
 }
 
+std::string version();  // "pentatron 1.0, commit 0123abc"
 std::string join(const std::vector<std::string>& words, const std::string& separator);
 
 // What an option has, for the JSON of a log.

@@ -139,12 +139,14 @@ void declare_common(CommandLine& line, Options& o) {
   line.number("--sample", o.sample, 0, 1'000'000, "tokens of text that the trained model writes at the end");
 
   declare_device(line, o);
-  line.footer(table_of_presets());
+  line.footer(table_of_presets() + "\nGPUs (--gpu, common/clock/profiles):\n  " +
+              names_in_tree("common/clock/profiles"));
 }
 
 void declare_device(CommandLine& line, DeviceConfig& config) {
   line.group("Modelled GPU (CPU build)");
-  line.words("--gpu", "FILE", config.gpu, "h100, another of common/clock/profiles, or such a file", "h100");
+  line.words("--gpu", "NAME", config.gpu,
+             "the GPU: a name, see below, or a file like those in common/clock/profiles", "h100");
   line.flag("--dry-run", config.dry_run, "compute nothing: count memory and time alone");
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "device/device_config.h"
+#include "device/mapped_file.h"
 #include "model/config.h"
 #include "options/command_line.h"
 
@@ -21,7 +22,7 @@ inline std::string to_string(Attention attention) { return name_of(attention_nam
 inline std::string to_string(OptimizerKind optimizer) { return name_of(optimizer_names, optimizer); }
 
 struct Options : TrainingConfig, DeviceConfig {
-  std::string data = PENTATRON_CORPUS;  // path
+  std::string data = in_tree("common/corpus.txt");  // path
 
   // Checkpoints (checkpoint.h). Paths; empty: none.
   std::string save, load, load_weights;

@@ -101,7 +101,7 @@ class Lessons:
 def dry_run(name, command, programs, folder, profile):
     """The run. Throws Refused, as its program refuses it."""
     ranks, program, *options = command
-    log = folder / f"{name}.json"
+    log = folder / f"{name}.jsonl"
     words = [
         "mpirun",
         "-n",

@@ -62,7 +62,7 @@ def with_outliers(build, folder, shape):
 
 def losses(build, folder, name, program, words, steps):
     """Of each step."""
-    log = folder / (name.replace(" ", "-").replace(",", "") + ".json")
+    log = folder / (name.replace(" ", "-").replace(",", "") + ".jsonl")
     for attempt in range(2):
         if log.exists():
             lines = [json.loads(line) for line in log.read_text().splitlines()]

@@ -79,7 +79,7 @@ def main(programs, logs, ranks, steps, only, *options):
     for name, program, n, own in chosen:
         launcher = [] if program == "01_single_gpu" else ["mpirun", "-n", str(n)]
         command = [*launcher, str(programs / program), "--steps", steps, "--log-every", "1", *own.split(), *options,
-                   "--log-json", f"{logs}/{name}.json", "--trace", f"{logs}/{name}.trace"]  # fmt: skip
+                   "--log-json", f"{logs}/{name}.jsonl", "--trace", f"{logs}/{name}.trace"]  # fmt: skip
         if run(name, f"{logs}/{name}.txt", command, int(steps)):
             sys.exit(1)
 

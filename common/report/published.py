@@ -75,7 +75,7 @@ class Published:
     def row(self, build, folder, profile):
         """Runs it. Words of the table, the error (our time / the published one - 1), and the memory in
         words."""
-        log = folder / f"{self.name}.json"
+        log = folder / f"{self.name}.jsonl"
         logs.output_of(*self.command(build, profile), "--log-json", log)
         run = logs.Run(log)
         run.peak = json.loads(profile.read_text())["flops_bf16"]["value"]

@@ -172,7 +172,7 @@ def real_sizes(builds):
     folder = builds / "cpu-bf16" / "lessons"
     of = lessons.Lessons(pathlib.Path(__file__).parents[2] / "tests" / "lessons.txt")
     return lessons.table(
-        of, {name: logs.Run(folder / f"{name}.json") for name in of.names(of.texts_of_rows())}
+        of, {name: logs.Run(folder / f"{name}.jsonl") for name in of.names(of.texts_of_rows())}
     )
 
 

@@ -182,10 +182,10 @@ def runs_of(paths):
     """The runs of these logs; a folder means those in it, by name."""
     files = []
     for path in map(pathlib.Path, paths):
-        files += sorted(path.glob("*.json"), key=lambda file: file.stem) if path.is_dir() else [path]
+        files += sorted(path.glob("*.jsonl"), key=lambda file: file.stem) if path.is_dir() else [path]
     if not files:
         raise Refused(
-            f"{' '.join(map(str, paths))}: no logs there; expected those of make run, or of RUNS='a.json b.json'"
+            f"{' '.join(map(str, paths))}: no logs there; expected those of make run, or of RUNS='a.jsonl b.jsonl'"
         )
     return [Run(file) for file in files]
 

@@ -62,7 +62,7 @@ def row_of(program, gpus, words, plan):
     }
     row["predicted_bytes"] = plan["tensor_bytes"]
     with tempfile.TemporaryDirectory() as folder:
-        log = pathlib.Path(folder, "log.json")
+        log = pathlib.Path(folder, "log.jsonl")
         command, is_dry = (
             [program, *words, *plan["options"], "--steps", STEPS, "--log-json", log],
             "--dry-run" in words,

@@ -165,6 +165,8 @@ void RunLog::step(const StepRecord& r) {
     print_row(out_, step_widths,
               {"step", "loss", "grad norm", "lr", "step time", "tokens/s/GPU", "MFU", "memory", "sent"});
   }
+  if (all_.number == 0) first_loss_ = r.loss;
+  is_dry_run_ = !r.computed;
   for (Steps* steps : {&unshown_, &all_}) {
     ++steps->number;
     steps->tokens += r.tokens;
@@ -172,7 +174,9 @@ void RunLog::step(const StepRecord& r) {
   }
   if (r.step != 1 && r.step != config_.steps && r.step % config_.log_every != 0) return;
   const auto& [number, tokens, seconds] = unshown_;
-  const auto computed = [&](double value) { return r.computed ? formatted("%.4f", value) : "-"; };
+  const auto computed = [&](double value) {
+    return r.computed ? formatted(value < 1e4 ? "%.4f" : "%.1e", value) : "-";
+  };
   const double use = mfu(tokens, seconds);
   print_row(out_, step_widths,
             {std::to_string(r.step), computed(r.loss), computed(r.grad_norm), formatted("%.2e", r.lr),
@@ -191,8 +195,15 @@ void RunLog::summary(const Summary& summary) {
   const trace::Overlap mean = mean_overlap(summary.ranks, std::max(1, all_.number - 1));
   if (mean.seconds > 0) {
     print_overlap(out_, mean, number_of(summary.ranks), all_.number == 1);
+  }
+  if (mean.seconds > 0 && !is_dry_run_) {
     out_ << "\nOn this machine the steps took " << human_seconds(summary.seconds) << ", "
          << human_count(all_.tokens / summary.seconds) << " tokens/s.\n";
+  }
+  if (all_.number > 0 && summary.final_loss > 2 * first_loss_) {
+    out_ << "\nThe run has diverged: its loss was " << formatted("%.4g", first_loss_)
+         << " in the first step and " << formatted("%.4g", summary.final_loss)
+         << " in the last. A smaller --lr may help.\n";
   }
   out_.flush();
   write_json(json_of(summary, mean, mfu(all_.tokens / all_.number, mean.seconds)).dump());

@@ -90,6 +90,8 @@ class RunLog {
     int number = 0;
     double tokens = 0, seconds = 0;
   };
+  double first_loss_ = 0;  // of this run
+  bool is_dry_run_ = false;
   Steps unshown_;  // since the last printed line
   Steps all_;      // of this run: those before --load are not logged
 };

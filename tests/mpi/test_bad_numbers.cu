@@ -4,6 +4,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "device/mapped_file.h"
 #include "model.h"
 #include "mpi_tests.h"
 #include "ranks/comm.h"
@@ -16,7 +17,7 @@ template <class Spoil>
 std::string end_of_run(const Spoil& spoil) {
   World world(nullptr, nullptr);
   Options options = test_options<Options>(1, 8, 1, 1, 8, 256, /*sequence=*/16, /*micro_batch=*/1, 1);
-  options.data = PENTATRON_CORPUS, options.as_json = "{}";
+  options.data = in_tree("common/corpus.txt"), options.as_json = "{}";
   options.steps = 4;
   const TokenData data(options.data, options.model.vocab_size, options.sequence_length);
   const Stream compute("compute");

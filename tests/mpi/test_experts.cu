@@ -586,7 +586,7 @@ TEST_CASE("07: table of balance", "[.balance-table]") {
   options.model.experts = 8;
   options.zero.zero_stage = 0;
   options.attention = Attention::tiled;
-  const TokenData data(PENTATRON_CORPUS, options.model.vocab_size, options.sequence_length);
+  const TokenData data(in_tree("common/corpus.txt"), options.model.vocab_size, options.sequence_length);
   World world(nullptr, nullptr);
   for (const Balance balance : {Balance::loss, Balance::bias, Balance::none}) {
     options.model.balance = balance;
