@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7305
-closure-01-path 4311
-closure-02 8284
-closure-03 8457
-closure-04 8428
-closure-05 9178
-closure-06 9177
-closure-07 12331
-product 17569
+closure-01 7347
+closure-01-path 4333
+closure-02 8326
+closure-03 8499
+closure-04 8470
+closure-05 9220
+closure-06 9219
+closure-07 12373
+product 17611
 stand-ins 5758
-other-C++ 20631
+other-C++ 20672
 '
 
 tests=$(realpath "$(dirname "$0")")
