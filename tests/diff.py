@@ -2,6 +2,7 @@
 a seam, with the functions of the stage that it calls; where the rest lies, as the stage's note says.
 diff.py 02 experts: the lines of main.cu alone, of two programs."""
 
+import os
 import pathlib
 import re
 import signal
@@ -60,7 +61,10 @@ def show_main(old, new):
     more, fewer = diff("--numstat").split()[:2]
     print(f"== {new}, against {old}: {more} lines more, {fewer} fewer")
     print(
-        *diff("--unified=2", f"--color={'always' if sys.stdout.isatty() else 'never'}").splitlines()[4:],
+        *diff(
+            "--unified=2",
+            f"--color={'always' if sys.stdout.isatty() and not os.environ.get('NO_COLOR') else 'never'}",
+        ).splitlines()[4:],
         sep="\n",
     )
 

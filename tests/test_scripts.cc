@@ -317,6 +317,51 @@ TEST_CASE("a run's memory is that of its fullest rank, and its time that of its 
             "\"communication_seconds\": 4, \"hidden\": 0.1}})) == 2"));
 }
 
+TEST_CASE("make help has 25 lines of 80 columns, and names all that can be made", "[scripts]") {
+  const TemporaryFolder folder;
+  const std::string at = "' > '" + folder.path() + "/out'",
+                    make = "make -s -C '" + tests_folder + "/..' help W='";
+  REQUIRE(std::system((make + at).c_str()) == 0);
+  std::istringstream help(read_file(folder.path() + "/out"));
+  std::string all;
+  int lines = 0;
+  for (std::string line; std::getline(help, line); ++lines) {
+    CHECK(line.size() <= 80);
+    all += line + " ";
+  }
+  CHECK(lines <= 25);
+  REQUIRE(std::system((make + "." + at).c_str()) == 0);  // all lines
+  std::istringstream whole(read_file(folder.path() + "/out"));
+  int targets = 0;
+  for (std::string word, name; whole >> word;) {
+    if (word != "make" || !(whole >> name) || whole.get() != ' ' || whole.get() != ' ') continue;
+    INFO(name);
+    CHECK(all.find(" " + name + " ") != std::string::npos);
+    ++targets;
+  }
+  CHECK(targets > 40);
+}
+
+TEST_CASE("a table is whole in a pipe, and as wide as a terminal", "[scripts]") {
+  const TemporaryFolder folder;
+  folder.write("table.py", R"(import lessons
+lessons.print_table([["tp2", "2", "", *6 * ["1 GiB"], 30 * "what it shows, "]])
+)");
+  const auto longest = [&](const std::string& program, const std::string& end) {
+    const std::string command = "PYTHONPATH='" + tests_folder + "/../common/report' COLUMNS=80 " + program +
+                                "python3 " + folder.path() + "/table.py" + end + " > " + folder.path() +
+                                "/out";
+    REQUIRE(std::system(command.c_str()) == 0);
+    std::istringstream out(read_file(folder.path() + "/out"));
+    size_t columns = 0;
+    for (std::string line; std::getline(out, line);)
+      columns = std::max(columns, line.find_last_not_of("\r ") + 1);
+    return columns;
+  };
+  CHECK(longest("", "") > 400);
+  CHECK(longest("script -qc '", "' /dev/null") <= 80);
+}
+
 TEST_CASE("a run is compared with one that trains alike", "[scripts]") {
   // The number of the run that one with these options is compared with: 0, another one; 1, itself.
   const auto compared = [](const std::string& options) {

@@ -39,7 +39,7 @@ $(call link,$(1),nccl_tsan_cases,$(call objects,$(1),tests/cpu/nccl_tsan_cases.c
 endef
 $(foreach c,$(CONFIGURATIONS),$(eval $(call tests,$(c))))
 
-# ---- Tests -----------------------------------------------------------------------------------------------------------
+# ---- Change -----------------------------------------------------------------------------------------------------------
 # In fp32 and fp64 tests start programs, in bf16 and fp8 lessons do. Of fp32 on a CPU the tests of kernels are built for
 # blocks of four threads, too: all else is the same there.
 TEST_PRECISIONS ?= $(if $(SANITIZE),fp32,fp32 fp64 bf16 fp16 fp8)
@@ -63,45 +63,45 @@ of_tag = $(addprefix $(FP64)/,tests-$(1) mpi_tests-$(1) $(sort 01_single_gpu $(o
     expected 01 to 07, or another word in brackets behind the name of a test))
 test-%: $$(call of_tag,$$*) ## the tests of stage 03 in fp64, or of another tag
 	@tests/run.sh '[$*]' $(FP64)
-sanitize: ## every test under AddressSanitizer, UBSan, ThreadSanitizer: hours;  S=thread P=fp64: a part
+sanitize: #: every test under AddressSanitizer, UBSan, ThreadSanitizer: hours;  S=thread P=fp64: a part
 	@$(MAKES)tests/sanitize.sh "$(or $(S),address thread)" "$(or $(P),$(PRECISIONS))"
-fuzz: ## random meshes, models, options of 07 against one rank;  N=100 SEED=1 FUZZ_RANKS='2 4 8', by turns
+fuzz: #: random meshes, models, options of 07 against one rank;  N=100 SEED=1 FUZZ_RANKS='2 4 8', by turns
 fuzz: build/cpu-fp64$(addprefix -,$(SANITIZE))/mpi_tests
 	@tests/fuzz.sh $< $(or $(N),100) $(or $(SEED),1) $(or $(FUZZ_RANKS),2 3 4 6 8 8 8 8)
-test-plan: ## the planner against dry runs of 07;  make test-fold: folded dry runs against whole ones;  N=60
+test-plan: #: the planner against dry runs of 07;  make test-fold: folded dry runs against whole ones;  N=60
 test-plan: plan build/cpu-bf16/07_combined_5d
 	@python3 tests/plan.py build/cpu-bf16 40 $(PLAN_RANKS)
 test-fold: build/cpu-bf16/07_combined_5d
 	@python3 tests/fold.py build/cpu-bf16 $(or $(N),60) $(FOLD_RANKS) $(addprefix --seed ,$(SEED))
-test-kills: ## runs that save are killed, or asked to end, at random moments, then go on;  N=30
+test-kills: #: runs that save are killed, or asked to end, at random moments, then go on;  N=30
 test-kills: $(PROGRAMS:%=build/cpu-fp64/%)
 	@tests/kills.sh build/cpu-fp64 $(or $(N),30)
-test-hosts: ## as root: 02 and 07 over two hosts, which are namespaces of this one; a cut network, killed ranks
+test-hosts: #: as root: 02 and 07 over two hosts, which are namespaces of this one; a cut network, killed ranks
 test-hosts: $(PROGRAMS:%=build/cpu-fp32$(addprefix -,$(SANITIZE))/%)
 	@tests/hosts.sh $(<D)
-test-slurm: ## as root: job.sh of common/cluster.md under a real Slurm of two such hosts: requeued, a node down, its time over
+test-slurm: #: as root: job.sh of common/cluster.md under a real Slurm of two such hosts: requeued, a node down, its time over
 test-slurm: build/cpu-fp64/07_combined_5d
 	@tests/slurm.sh $(<D)
-test-hf: ## against Hugging Face's transformers: their models here, ours there
+test-hf: #: against Hugging Face's transformers: their models here, ours there
 test-hf: $(foreach p,fp32 fp64,$(addprefix build/cpu-$(p)/,$(PROGRAMS) logits))
 	@tests/hugging_face.sh build
-test-report: ## the page in a browser without a window
+test-report: #: the page in a browser without a window
 test-report: $(PROGRAMS:%=build/cpu-fp32/%) $(OF_REPORT) build/host/plan build/python-browser/ready
 	@tests/report.sh
-test-questions: ## the notes' numbers are what the commands print that they name;  make notes-slow: those of minutes
+test-questions: #: the notes' numbers are what the commands print that they name;  make notes-slow: those of minutes
 test-questions notes-slow: $(foreach p,fp32 bf16,$(PROGRAMS:%=build/cpu-$(p)/%)) build/cpu-bf16/plan build/cpu-fp8/07_combined_5d
 	@python3 tests/questions.py $(if $(filter notes-slow,$@),--slow) $$(git ls-files '*.md')
-gpu-check: ## on a GPU: build, test, look for races, measure; one report, 14 minutes after the build
+gpu-check: #: on a GPU: build, test, look for races, measure; one report, 14 minutes after the build
 	@NVCC='$(NVCC)' tests/gpu_check.sh build/gpu-report.txt
-gpu-bundle: ## pack what gpu-check needs on a machine without network: this tree, MPICH, headers, programs
+gpu-bundle: #: pack what gpu-check needs on a machine without network: this tree, MPICH, headers, programs
 	@tests/gpu_bundle.sh build/pentatron-gpu.tar.gz
 format: ## format C++ and CUDA, Python, shell;  make test-format: what that would change
 format test-format:
 	@common/build/format.sh $(if $(filter test-format,$@),--check)
-clangd: ## compile_flags.txt: what clangd asks for, of this build
+clangd: #: compile_flags.txt: what clangd asks for, of this build
 	@printf '%s\n' -xc++ $(filter-out %ccache $(CXX) $(NVCC),$(call flags,$(notdir $(BUILD)))) > compile_flags.txt
 
-# ---- Homework --------------------------------------------------------------------------------------------------------
+# ---- Teach --------------------------------------------------------------------------------------------------------
 HOMEWORK = python3 tests/homework/homework.py
 # What the command line says; a variable of the shell, or of this Makefile, is none of it.
 GIVEN = $(foreach name,ID HUNT STAGES EXERCISES COURSE TO IN OUT ROSTER PAGES,$(if $(filter command,\
@@ -114,26 +114,27 @@ races-% paper-% hint-% submit-%:
 # ---- In the reference alone: starter.py leaves this out of a learner's tree ------------------------------------------
 homework: ## a starter tree:  STAGES=03 or EXERCISES=03.1,03.3 COURSE=2027s TO=../hw03
 	@$(HOMEWORK) homework $(GIVEN)
-hunt-%: ## a finished stage with three mistakes to find:  ID=you
+hunt-%: #: a finished stage with three mistakes to find:  ID=you
 	@$(HOMEWORK) hunt $* $(GIVEN)
-exam: ## the exam, on paper;  make exam-answers: the same with answers;  COURSE=2027s
+exam: #: the exam, on paper;  make exam-answers: the same with answers;  COURSE=2027s
 exam exam-answers:
 	@$(HOMEWORK) $@ $(GIVEN)
 grade: ## grade many:  IN=submissions/ OUT=grades.csv COURSE=2027s EXERCISES=03.1,paper ROSTER=FILE PAGES=TO
 grade: build/homework/no_programs.so $(if $(PAGES),build/python-report/ready)
 	@common/build/setup.sh cpu bwrap:bubblewrap && $(HOMEWORK) grade $(GIVEN)
-homework-check: ## does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py
+homework-check: #: does the homework keep its promises?  PART=quick, or a part of tests/homework/check.py
 homework-check: build/homework/no_programs.so build/python-report/ready
 	@common/build/setup.sh cpu bwrap:bubblewrap && $(HOMEWORK) check $(PART)
 build/homework/no_programs.so: tests/homework/no_programs.cc
 	@mkdir -p $(@D) && $(CXX) -std=c++20 -Wall -Wextra -shared -fPIC -o $@ $<
 homework-reference:
 	@$(HOMEWORK) reference
-mutants-by-chance: ## mistakes that nobody chose: a line, then its kind, drawn by chance; lists survivors;  N=60 SEED=1
+# ---- Change ----------------------------------------------------------------------------------------------------------
+mutants-by-chance: #: mistakes that nobody chose: a line, then its kind, drawn by chance; lists survivors;  N=60 SEED=1
 mutants-by-chance:
 	@$(MAKES)python3 tests/tools/mutants_by_chance.py $(or $(N),60) $(or $(SEED),1)
-mutants: ## break the code in many small ways; does a test notice each?  M='02-*': only these
+mutants: #: break the code in many small ways; does a test notice each?  M='02-*': only these
 	@$(MAKES)set -f; tests/mutants.sh $(M)
-test-book: ## the book in a browser;  make test-tour: the first hour, without a terminal
+test-book: #: the book in a browser;  make test-tour: the first hour, without a terminal
 test-book: book build/python-browser/ready
 	@build/python-browser/bin/python tests/book.py build

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tour.sh [--check | --record]: the steps of tour.txt, in the terminal (make tour). Enter goes on, and so does the end of
 # the input: a pipe or a file works, too. The last step changes a line in a copy, build/tour, which goes with
-# the tour; the tree itself is never written. What a step says of a command's output is looked up there.
+# the tour; the tree itself is never written. STEP is the first one that is shown. What a step says of a command's output is looked up there.
 # Without a terminal the last line is "N passed, N failed", of these and of the places in the code.
 #
 # A learner's tree, whose programs lack bodies, has one step less, and runs nothing: it shows what the complete
@@ -85,13 +85,20 @@ fails() {
   tail -n 1 <<< "$output"
 }
 
+[[ ${STEP:=1} =~ ^([1-9]|10)$ ]] || {
+  echo "STEP: $STEP is not valid; expected 1 to 10" >&2
+  exit 2
+}
+say "Ten steps, about an hour. Enter goes on, Ctrl-C ends; make tour STEP=4 begins with the fourth."
 step=0
 while read -r -u 3 word text; do
+  [ "$word" = step ] || [ "$step" -ge "$STEP" ] || continue
   case $word in
     '#'* | '') ;;
     step)
       step=$((step + 1))
-      [ "$step" = 1 ] || pause Enter
+      [ "$step" -ge "$STEP" ] || continue
+      [ "$step" = "$STEP" ] || pause Enter
       say '' "== $step. $text" ''
       ;;
     say) say "$text" ;;

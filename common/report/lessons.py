@@ -189,13 +189,21 @@ hidden: share of the communication during which a GPU computes. idle: share of t
 
 
 def print_table(rows):
-    print(f"\nThe same layouts at a real size\n{HOW_TO_READ}\n")
+    print("\nThe same layouts at a real size")
+    logs.print_wrapped(HOW_TO_READ + "\n")
+    width = logs.width_of_output()
     for name, *words in rows:
         if not words:
             print(f"-- {name}")
             continue
         ranks, fits, *cells, sentence = words
-        print(f"{name:17}{ranks:>5}{fits:>4}" + "".join(f"{cell:>10}" for cell in cells) + "  " + sentence)
+        shown = cells[: (width - 26) // 10]  # the last columns are left out where the terminal is narrow
+        numbers = f"{name:17}{ranks:>5}{fits:>4}" + "".join(f"{cell:>10}" for cell in shown) + "  "
+        if len(numbers + sentence) <= width:
+            print(numbers + sentence)
+        else:
+            print(numbers)
+            logs.print_wrapped("  " + sentence, "  ")
 
 
 def print_lessons(lessons, runs, other_gpu):
@@ -206,7 +214,8 @@ def print_lessons(lessons, runs, other_gpu):
         terms = dict.fromkeys(TERM.findall(inequality))  # in order, each once
         holds = eval(TERM.sub(lambda m: repr(value(m[1], runs[m[2]])), inequality), {})
         numbers = ", ".join(f"{what}({name}) {printed(what, runs[name])}" for what, name in terms)
-        print(f"{'' if holds else fault}{filled(sentence, runs)}\n    {inequality}: {numbers}")
+        logs.print_wrapped(f"{'' if holds else fault}{filled(sentence, runs)}")
+        logs.print_wrapped(f"    {inequality}: {numbers}", "    ")
         failed += not holds
     good = len(lessons) - failed
     print(

@@ -7,9 +7,11 @@ import json
 import math
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from statistics import mean
 
 PURPOSES = ["weights", "gradients", "optimizer", "activations", "communication"]
@@ -120,6 +122,17 @@ class Run:
             return abs(mine - other) / abs(other) if other else abs(mine)
 
         return [difference(mine[value], other[value]) for mine, other in zip(self.steps, reference.steps)]
+
+
+def width_of_output():
+    """Of the terminal, in columns. A pipe has all."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10**6
+
+
+def print_wrapped(text, indent=""):
+    """Line by line, each in as many rows of the terminal as it takes."""
+    for line in text.splitlines() or [""]:
+        print(textwrap.fill(line, width_of_output(), subsequent_indent=indent))
 
 
 def human(value, base, units):
@@ -234,7 +247,7 @@ def main(*paths):
     runs = runs_of(paths)
     newest = max(runs, key=lambda run: run.path.stat().st_mtime)
     runs = [run for run in runs if len(run.steps) == len(newest.steps)]  # others are of an earlier call
-    print(f"""
+    print_wrapped(f"""
 The same training, computed: every stage learns what 01 learns.
 loss diff, norm diff: from the first run that trains alike; relative, the largest of {len(runs[0].steps)} steps. sent, calls: by
 a rank in a step. With experts the last bit of a sum may send a token to another one; PRECISION=fp64 shows no difference.
@@ -243,6 +256,8 @@ a rank in a step. With experts the last bit of a sum may send a token to another
     head, *rows = table(runs)
     rows = [[row[head.index(column)] for column in columns] for row in [head, *rows]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    while sum(widths) + 2 * len(widths) - 2 > width_of_output() and len(widths) > 3:
+        widths.pop()  # the last columns are left out
     for row in rows:
         print("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]))
 
