@@ -317,6 +317,26 @@ TEST_CASE("a run's memory is that of its fullest rank, and its time that of its 
             "\"communication_seconds\": 4, \"hidden\": 0.1}})) == 2"));
 }
 
+TEST_CASE("where nothing can be built, make says why in one line", "[scripts]") {
+  const TemporaryFolder folder;
+  const auto said = [&](const std::string& command) {
+    const std::string whole =
+        "PATH='" + folder.path() + "/bin':$PATH " + command + " 2> '" + folder.path() + "/out'";
+    CHECK(WEXITSTATUS(std::system(whole.c_str())) == 2);
+    const std::string out = read_file(folder.path() + "/out");
+    CHECK(std::count(out.begin(), out.end(), '\n') == 1);
+    return out;
+  };
+  const std::string spaced = folder.path() + "/a b";
+  std::filesystem::create_directories(spaced);
+  for (const char* part : {"Makefile", "common", "tests"})
+    std::filesystem::create_symlink(tests_folder + "/../" + part, spaced + "/" + part);
+  CHECK(said("make -C '" + spaced + "' help").find(spaced + ": this path has a space; ") !=
+        std::string::npos);
+  write_script(folder.path() + "/bin/uname", "echo Darwin");
+  CHECK(said("make -C '" + tests_folder + "/..' help").find("builds on Linux; ") != std::string::npos);
+}
+
 TEST_CASE("make help has 25 lines of 80 columns, and names all that can be made", "[scripts]") {
   const TemporaryFolder folder;
   const std::string at = "' > '" + folder.path() + "/out'",

@@ -14,6 +14,18 @@ $(call check,NCCL,$(if $(filter cpu,$(BACKEND)),mpi,nccl mpi))
 $(call check,PRECISION,$(PRECISIONS))
 $(call check,SANITIZE,$(if $(filter cpu,$(BACKEND)),thread address,nothing with BACKEND=cuda))
 
+# Where nothing can be built, make says why.
+$(if $(filter Linux,$(shell uname)),,$(error this tree builds on Linux; elsewhere in its container: .devcontainer))
+$(if $(filter 3.%,$(MAKE_VERSION)),$(error make $(MAKE_VERSION) is too old; expected 4 or newer))
+$(if $(word 2,$(CURDIR)),$(error $(CURDIR): this path has a space; expected one without))
+$(if $(filter-out help,$(or $(MAKECMDGOALS),all)),$(if $(shell test -w . || echo no),$(error $(CURDIR): cannot be written)))
+# In the shell of a Slurm job mpirun starts ranks by srun. Without one it would hang, so they start here.
+ifneq ($(and $(SLURM_JOB_ID),$(if $(shell command -v srun),,none)),)
+$(info SLURM_JOB_ID is set, but there is no srun: ranks start on this machine)
+export HYDRA_LAUNCHER := fork
+export HYDRA_RMK := user
+endif
+
 # None of make's own rules, and as many jobs as processors.
 JOBS := $(if $(MAKELEVEL:0=)$(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
 MAKEFLAGS += -r $(JOBS)

@@ -23,6 +23,7 @@ for package in "${absent[@]}"; do
     Catch2) missing+=(catch2) ;;
     zlib) missing+=(zlib1g-dev) ;;
     MPI)
+      [[ $(mpirun --version 2> /dev/null) != *"Open MPI"* ]] || echo "mpirun is Open MPI's; this tree takes MPICH"
       if grep -qs '^VERSION_CODENAME=noble' /etc/os-release; then # whose own is broken (packages.sh)
         from_pypi+=(mpich==4.3.2)
       else
@@ -48,7 +49,10 @@ done
 
 reason="there is no apt-get"
 as_root=()
-if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
+if [ "$(id -u)" -ne 0 ]; then
+  as_root=(sudo)
+  has_command sudo || reason="not root, and there is no sudo"
+fi
 # apt WHAT...: a network that does not answer is given up soon.
 apt() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
