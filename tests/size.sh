@@ -16,7 +16,7 @@ closure-06 9219
 closure-07 12373
 product 17611
 stand-ins 5758
-other-C++ 20672
+other-C++ 20737
 '
 
 tests=$(realpath "$(dirname "$0")")
