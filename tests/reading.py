@@ -133,9 +133,17 @@ def words_not_explained(glossary):
                     yield f"{place} does not have the word {word}"
 
 
+# How a note of a stage begins, if it says its minutes.
+BEGINS = re.compile(
+    r"# .*\n\nAfter this (stage|note) you can\n\n(- .*\n|  .*\n)+\nYou need (.*\n?){1,2} Time:\s\d+\sminutes\sto\sread, about\s\d+\sto\srun\.\n\n"
+)
+
+
 def violations(note):
     text = note.read_text()
     stated = STATED.search(text)
+    if note.parts[0][0] == "0" and stated and not BEGINS.match(text):
+        yield "expected to begin with: what you can do, what you need, how long it takes"
     if pathlib.Path("tests/homework/not_run.txt").exists():  # a learner's tree, whose files lack bodies
         return
     if note.resolve() == pathlib.Path("common/README.md").resolve():
