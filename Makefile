@@ -124,6 +124,6 @@ book pictures: build/cpu-fp32/05_pipeline_parallel $(addprefix build/cpu-bf16/,0
 book pictures: build/python-book/ready
 	@$(if $(filter book,$@),NO_MKDOCS_2_WARNING=1 build/python-book/bin/mkdocs build -q --strict -f common/report/book.yml)
 	@$(if $(filter book,$@),echo "build/book/index.html and build/book.html",build/python-book/bin/python common/report/pictures.py)
-build/python-%/ready:
+build/python-%/ready: common/build/venv.sh
 	@common/build/venv.sh $*
 endif

@@ -1,6 +1,6 @@
 """Opens the book in a browser without a window:  python book.py BUILDS.  BUILDS has book/, book.html and
 cpu-fp32 with 05_pipeline_parallel. No link is dead, the console stays empty, nothing outside is asked for;
-every figure has its sentence, and pages fit a computer and a phone. The pictures are what pictures.py draws
+every figure has its sentence, every formula is set, and pages fit a computer and a phone. The pictures are what pictures.py draws
 today, and none is missing. What the live figures show is compared with the programs. The last line is "N
 passed, N failed"."""
 
@@ -20,7 +20,7 @@ from browser import chromium, expect, finish, watched_page
 
 builds = pathlib.Path(sys.argv[1]).resolve()
 book, whole = builds / "book", builds / "book.html"
-LEAST_FIGURES = 20
+LEAST_FIGURES, LEAST_FORMULAS = 20, 500
 PICTURES = sorted(pathlib.Path(".github/pictures").glob("*.svg"))
 draw = random.Random(7)
 
@@ -63,19 +63,32 @@ FIGURES = """() => [...document.querySelectorAll('figure')].map(figure => {
 })"""
 
 
+# Formulas that are not drawn, or have no words; and what looks like TeX in the text.
+BAD_FORMULAS = """() => [
+  ...[...document.querySelectorAll('.formula')].filter(one => !one.ariaLabel || one.innerText.trim() ||
+    !(one.querySelector('svg')?.getBoundingClientRect().height > 3) && one.checkVisibility()).map(one => one.outerHTML.slice(0, 80)),
+  ...[...document.querySelectorAll('article p, article li, article td')].map(one => {
+    const copy = one.cloneNode(true);
+    copy.querySelectorAll('code, pre, .drawing, script, summary').forEach(part => part.remove());
+    return copy.textContent.match(/\\$[^$]+\\$|\\\\[a-z(\\[]+/)?.[0];
+  }).filter(Boolean)]"""
+
+
 def check_page(page, path, width):
-    """It fits the window; its figures are drawn, and named. Returns how many these are."""
+    """It fits the window; its formulas are set; its figures are drawn, and named. Returns how many figures
+    and formulas there are."""
     page.goto(path.as_uri())
     page.wait_for_function("[...document.querySelectorAll('.alive')].every(one => one.querySelector('svg'))")
     wide = page.evaluate("document.documentElement.scrollWidth")
     figures = page.evaluate(FIGURES)
+    unset = page.evaluate(BAD_FORMULAS)
     poor = [label for label, size in figures if len(label) < 30 or size < 10000]
-    if wide > width or poor:
+    if wide > width or poor or unset:
         expect(
             False,
-            f"{path.relative_to(builds)}: {wide} pixels wide in a window of {width}; figures without text or picture: {poor}",
+            f"{path.relative_to(builds)}: {wide} pixels wide in a window of {width}; figures without text or picture: {poor}; formulas that are not set: {unset[:5]}",
         )
-    return len(figures)
+    return len(figures), page.locator(".formula").count()
 
 
 def check_pictures(pages):
@@ -266,17 +279,18 @@ expect(
 )
 with sync_playwright() as playwright:
     browser = chromium(playwright)
-    for width, phone in ((1440, False), (390, True)):
+    for width, phone in ((1280, False), (375, True)):
         page = watched_page(browser, width, 900, phone)
         page.set_default_timeout(120000)
         code = book / "03_zero" / "zero.h.html"
-        figures = sum(check_page(page, path, width) for path in [*notes, code])
-        expect(figures >= LEAST_FIGURES, f"{figures} figures in the book, {width} pixels wide")
+        figures, formulas = map(sum, zip(*(check_page(page, path, width) for path in [*notes, code])))
+        good = figures >= LEAST_FIGURES and formulas >= LEAST_FORMULAS
+        expect(good, f"{figures} figures and {formulas} formulas in the book, {width} pixels wide")
         in_one = check_page(page, whole, width)
         titles = page.locator("main > section").count()
         expect(
-            in_one == figures and titles == len(notes),
-            f"the single file has {in_one} figures, {titles} notes and sources",
+            in_one == (figures, formulas) and titles == len(notes),
+            f"the single file has {in_one} figures and formulas, {titles} notes and sources",
         )
         if not phone:
             for check in (check_schedule, check_alive, check_code, check_search, check_scheme):

@@ -33,7 +33,7 @@ for note in "${notes[@]}"; do
       text = ""
     }
     /!\[\]\(/ { report(NR, "a picture without a sentence") }
-    { columns = $0; gsub(/[\200-\277]|<img [^>]*>/, "", columns)  # bytes that continue a character; pictures
+    { columns = $0; gsub(/[\200-\277]|<img [^>]*>|\$/, "", columns)  # bytes that continue a character; pictures; formulas
       if (length(columns) > 100) report(NR, length(columns) " columns") }
     # Questions, whose answers fold out, end a section (tests/questions.py). GitHub wants empty lines around
     # an answer.

@@ -20,6 +20,13 @@ import sys
 from questions import QUESTION, SESSION
 
 WORDS, LINES = 150, 12  # a minute
+FORMULA = re.compile(r"\$(?! )[^$\n]+(?<! )\$|^```math\n.*?```", re.S | re.M)
+# What only a formula has: a letter alone, or with an index; words that an operator joins; a letter that is not ours.
+UNMARKED = re.compile(
+    r"(?<![\w'’./+-])(?<![\d)] )(?<!\ba )(?!\de-|g\+\+)(?:\d*[b-zGHJ-UW-Z]|d[KQVWxyz]|[A-Za-z]_\w)(?=[ ,;:)=+*/.](?!\w)|-\d|$)"
+    r"|[A-Za-z]\)? (?:·|=|<=|>=|/|\+) \(?[A-Za-z]|\^|[Α-Ωα-λν-ωΣ√ᵀᵗᵢⱼ₀₁²³≤≥]",
+    re.M,
+)
 STATED = re.compile(r"(\d+)\s+minutes\s+to\s+read")
 
 
@@ -89,6 +96,15 @@ def prose(note):
     return re.sub(r"<!--.*?-->|```.*?```|^    .*?$|`.*?`|\]\(.*?\)", "", note.read_text(), flags=re.S | re.M)
 
 
+def unmarked(text):
+    """Formulas without $ around them, each with its line. A picture's words, headings and summaries, which GitHub does not set,
+    may have some."""
+    hidden = rf"<!--.*?-->|{FORMULA.pattern}|```.*?```|^    .*?$|^#.*?$|<summary>.*?</summary>|`.*?`|!\[.*?\]|\]\(.*?\)"
+    rest = re.sub(hidden, lambda found: re.sub(".", "_", found[0]), text, flags=re.S | re.M)
+    for found in UNMARKED.finditer(rest):
+        yield text.count("\n", 0, found.start()) + 1, found[0]
+
+
 EMPHASES = {"all", "every", "gradients", "measured", "other", "same"}  # in italics for another reason
 
 
@@ -117,13 +133,23 @@ def words_not_explained(glossary):
                     yield f"{place} does not have the word {word}"
 
 
+# How a note of a stage begins, if it says its minutes.
+BEGINS = re.compile(
+    r"# .*\n\nAfter this (stage|note) you can\n\n(- .*\n|  .*\n)+\nYou need (.*\n?){1,2} Time:\s\d+\sminutes\sto\sread, about\s\d+\sto\srun\.\n\n"
+)
+
+
 def violations(note):
     text = note.read_text()
     stated = STATED.search(text)
+    if note.parts[0][0] == "0" and stated and not BEGINS.match(text):
+        yield "expected to begin with: what you can do, what you need, how long it takes"
     if pathlib.Path("tests/homework/not_run.txt").exists():  # a learner's tree, whose files lack bodies
         return
     if note.resolve() == pathlib.Path("common/README.md").resolve():
         yield from words_not_explained(note)
+    for line, formula in unmarked(text):
+        yield f"line {line}: {formula!r} is a formula; expected $ around it"
     for file, names in listed(note):
         for name in names:
             if not definition(file.read_text().splitlines(), name):

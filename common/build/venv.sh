@@ -6,7 +6,7 @@ drawings=(altair==6.3.0 vl-convert-python==1.9.0.post1) commands=(ensurepip.py:p
 case $1 in
   format) packages=(clang-format==14.0.6 ruff==0.17.6 shfmt-py==4.2.0) ;;
   report) packages=("${drawings[@]}") ;;
-  book) packages=(mkdocs-material==9.8.2 "${drawings[@]}") ;;
+  book) packages=(mkdocs-material==9.8.2 siwei-pymath==1.0.1 mini-racer==0.14.1 "${drawings[@]}") ;; # MathJax, and V8 for it
   precisions) packages=("${drawings[@]}" numpy==2.2.6 safetensors==0.6.2) ;;
   browser) packages=(playwright==1.65.2) commands+=(chromium:chromium) ;;
   tokens) packages=(tokenizers) ;;
@@ -16,7 +16,7 @@ case $1 in
     ;;
 esac
 folder=build/python-$1
-[ "$(cat "$folder/ready" 2> /dev/null)" != "${packages[*]}" ] || exit 0
+[ "$(cat "$folder/ready" 2> /dev/null)" != "${packages[*]}" ] || exec touch "$folder/ready"
 common/build/setup.sh cpu "${commands[@]}"
 rm -rf "$folder"
 mkdir -p build

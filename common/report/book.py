@@ -1,10 +1,11 @@
 """What the book adds to MkDocs (book.yml), as hooks: the notes are its pages, where they are; so are the
 sources, line by line. Names of files and functions lead there. A figure replaces the block behind its comment
 (drawings.py). A picture that stands alone becomes a figure, too, so it follows the page's scheme (pictures.py
-draws them). Formulas are MathML (formulas.py). Beside the book's folder, book.html is all of it in one file,
-to print or mail."""
+draws them). MathJax sets the formulas while the book is built: a reader's browser gets pictures. Beside the
+book's folder, book.html is all of it in one file, to print or mail."""
 
 import base64
+import functools
 import html
 import pathlib
 import posixpath
@@ -15,11 +16,11 @@ import pygments
 import pygments.formatters
 import pygments.lexers
 import vl_convert
+from latex.converter import latex_to_svg
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, InclusionLevel
 
 import drawings
-import formulas
 
 ROOT = pathlib.Path(__file__).parents[2]
 SECTIONS = {  # without what is for teachers, and the form that homework.py fills in
@@ -48,6 +49,9 @@ INLINE, OPTION = (
 QUANTITY = re.compile(
     r"(?<=\d) (?=(?:[mµu]?s|min|%|[KMG]i?B)(?:[<,;:)]| \())"
 )  # so does a number with its unit
+FORMULA = re.compile(
+    r'<(span|div) class="arithmatex">\\[([](.*?)\\[])]</\1>', re.DOTALL
+)  # as Markdown leaves it
 # A definition: a class; or a function, whose type is no word that begins a statement.
 DEFINED = re.compile(
     r" *(?:(?:class|struct|enum class|enum) (\w+)\b[^;]*\{|(?!return |else |throw |delete |case )(?:[\w:<>,&*\[\]]+ )+[*&]?"
@@ -224,6 +228,21 @@ def on_files(files, config):
     return files
 
 
+@functools.cache
+def drawn_by_mathjax(tex, is_block):
+    return latex_to_svg(tex, is_block).replace('role="img" focusable="false"', 'aria-hidden="true"')
+
+
+def formula(page, tag, tex):
+    """A screen reader says it as the note has it."""
+    tex = html.unescape(tex).strip()
+    drawing = drawn_by_mathjax(tex, tag == "div")
+    if not drawing.startswith("<svg") or 'fill="red"' in drawing:
+        raise PluginError(f"{page.file.src_uri}: MathJax can't set {tex!r}")
+    scrolls = ' tabindex="0"' if tag == "div" else ""
+    return f'<{tag} class="formula" role="math" aria-label="{html.escape(tex)}"{scrolls}>{drawing}</{tag}>'
+
+
 def page_of(path):
     """Of a source. GitHub Pages leaves out hidden folders, so .github has no dot there."""
     return path.lstrip(".") + ".md"
@@ -258,7 +277,7 @@ def list_of_code():
 
 def on_page_content(content, page, config, files):
     if page.file.src_uri in book.notes:
-        content = formulas.page(content)
+        content = FORMULA.sub(lambda found: formula(page, *found.groups()), content)
         content = INLINE.sub(
             lambda found: OPTION.sub(r'<span class="option">\g<0></span>', found[0]), content
         )
