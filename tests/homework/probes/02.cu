@@ -121,7 +121,8 @@ void check_gradients(bool alone) {
 
 TEST_CASE("02.1: parts of an array", "[02.1]") {
   for (const int n : {1, 2, 3, 4}) {
-    for (const size_t whole : {size_t{12}, size_t{10}, size_t{2}}) {
+    for (const size_t whole :
+         {size_t{12}, size_t{10}, size_t{2}, size_t{5'000'000'000}}) {  // more than an int
       size_t end = 0, smallest = whole, largest = 0;
       const std::string of = text("of ", whole, " elements on ", n, " ranks: ");
       for (int i = 0; i < n; ++i) {

@@ -1,12 +1,9 @@
 // Probes of stage 07.
 // ranks: 4
 
-#include "probe.h"
-#define private public  // the bodies are called one by one
-#include "07_combined_5d/expert_parallel.h"
-#undef private
 #include "07_combined_5d/combined.h"
 #include "model.h"
+#include "probe.h"
 
 namespace pentatron::probes {
 namespace {
@@ -104,7 +101,7 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
         const std::string with =
             text(text_of(shape), (group == dense_group ? "dense group" : "experts' group"), ", ZeRO stage ",
                  stage, ": ");
-        const MemoryBytes before = memory_in_use;
+        const MemoryBytes before = memory_in_use();
         Parameters parameters(mesh.parameter_layout({0, 1, 2, 3}));
         for (int unit = 0; unit < 4; ++unit)
           parameters.declare({"unit", unit, 8, 3, TensorSplit::replicated_outside, 0, true, group});
@@ -167,9 +164,13 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
   const double counted = time_of(ran(), "busy_kernel", "compute").end;
   doing("exchange_counts(): each rank tells each other one how many rows it sends to its experts");
   exchange.exchange_counts(counts.row_range(0, 1), counts.row_range(1, 1), host);
-  for (const trace::Interval& i : ran())
+  for (const trace::Interval& i : ran()) {
     tell_if(i.begin < counted, here(),
             "exchange_counts() does not wait until compute has written the counts");
+    tell_if(
+        i.stream == "compute", here(),
+        "exchange_counts() uses the stream of compute: await_counts() waits for that of the experts' ranks");
+  }
   exchange.await_counts();
   std::string wrong;
   for (int from = 0; from < n && wrong.empty(); ++from) {

@@ -117,7 +117,11 @@ struct Sum {
     if (divided > 1) return "is divided on its way: it has " + text;
     if (all == 1 && counted.size() != 1) text += ": nothing that came was added";
     const bool again = equal && times[0] == ranks && parts == 1;
-    if (!once) return "has " + text + due + (again ? ": what was a sum already was summed again" : "");
+    if (!once)
+      return "has " + text + due +
+             (again                   ? ": what was a sum already was summed again"
+              : digits != all * place ? ", and of other elements: what came was added in another place"
+                                      : "");
     if (digits != all * place)
       return "is the sum of each rank's " + place_name(digits / all) + ", and should be of " +
              place_name(place);
@@ -247,16 +251,12 @@ const std::span<T>& read(cudaStream_t stream, const T* data, size_t size) {
   CUDA_CHECK(cudaMemcpyAsync(to.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost, stream));
   return to;
 }
-template <class T>
-const std::span<T>& read(cudaStream_t stream, Matrix<T> x) {
-  return read<T>(stream, x.data, x.size());
-}
 
 // Bytes that have been allocated for a purpose since `before`, as elements.
 template <class T>
 int64_t elements_of(Purpose purpose, const MemoryBytes& before) {
   const auto index = static_cast<size_t>(purpose);
-  return static_cast<int64_t>((memory_in_use[index] - before[index]) / sizeof(T));
+  return static_cast<int64_t>((memory_in_use()[index] - before[index]) / sizeof(T));
 }
 
 // Elements that this rank has sent or reduced so far, and calls.
