@@ -282,7 +282,7 @@ FORBIDDEN = set(
     ifstream ofstream fstream filebuf filesystem remove rename unlink rmdir mkdir mkfifo mknod opendir chmod
     chown symlink getenv setenv putenv environ socket printf fprintf vprintf dprintf puts fputs putc putchar
     fputc fwrite perror stdout stderr fclose dup dup2 close write cout cerr clog print println longjmp
-    setjmp""".split()
+    setjmp reset_traffic""".split()
 )
 CHECK_SECONDS = 2
 
