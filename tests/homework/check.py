@@ -17,6 +17,7 @@ import types
 import exam
 import grade
 import grading
+import hours
 import pages
 import reference
 import sources
@@ -104,6 +105,55 @@ def data(stages):
         all(f"## {e.number} " in teacher for s in stages.values() for e in s.exercises.values()),
         "teacher.md has a sketch of each exercise",
     )
+    expect(not sources.complaint("{ __syncthreads(); }"), "a kernel's body may wait for its threads")
+    path(stages)
+
+
+def path(stages):
+    """The core exercises: their texts, sizes and hours; and what classes say that they took."""
+    core = {n: (s, e) for s in stages.values() for n, e in s.exercises.items() if e.core}
+    expect(len(core) == 8, f"eight core exercises: {', '.join(core)}")
+    plan = (sources.HERE / "course.md").read_text()
+    for number, (stage, exercise) in core.items():
+        words = {w: len(exercise.core.get(w, "").split()) for w in ("contract", "picture", "look", "ask")}
+        long = all(80 <= n <= 160 or w == "picture" and n for w, n in words.items())
+        expect(long and len(exercise.core) == 4, f"{number}: four texts, of 80 to 160 words: {words}")
+        for file, heading in re.findall(r"\]\(([^)#]+)#?([^)]*)\)", exercise.core["picture"]):
+            heads = re.findall(r"^#+ (.*)$", (ROOT / file).read_text(), re.M)
+            there = {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in heads}
+            expect(heading in {"", *there}, f"{number}: its picture is in {file}, {heading or 'at its head'}")
+        same = [n for n in exercise.runs if not {"--d-model", "--seq-len"} <= {*stage.runs[n].hidden}]
+        same += [n for n in exercise.runs if {*stage.runs[n].hidden} <= {*stage.runs[n].options}]
+        ranks = starter.sizes_of(exercise)
+        expect(
+            len(ranks) > 1 and not same,
+            f"{number}: two sizes, visible and hidden: {ranks} ranks {same or ''}",
+        )
+        notes = "".join(path.read_text() for path in ROOT.glob(f"{stage.number}_*/README.md"))
+        expect(f"\n| {number} core |" in notes, f"{number}: the note marks it")
+        row = f"| {number} | {hours.computed(exercise):g} h |"
+        expect(row in plan, f"{number}: the plan says {row}")
+    for number, stage in stages.items():
+        of = [(e, hours.computed(e)) for e in stage.exercises.values()]
+        some = f"{sum(h for e, h in of if e.core):g} h" if any(e.core for e, _ in of) else "–"
+        row = f"| {some} | {sum(h for _, h in of):g} h |"
+        said = re.search(rf"^\| {number}\b.* min \|.*$", plan, re.M)[0]
+        expect(row in said, f"{number}: the plan says {row}")
+    with tempfile.TemporaryDirectory() as name:
+        said, rows = (
+            [],
+            ["exercise;read;write;hint;stuck", "02.4;20;40;0;a", "02.4;30;120;3;", "02.4;30;30;1;"],
+        )
+        bad = ["02.6;1;1;0;", "02.4;-1;1;0;", "02.4;1;an hour;0;", "02.4;1;1;4;", "02.4;1"]
+        put(pathlib.Path(name, "hours.csv"), "\ufeff" + "\n".join([*rows, "", *bad]))
+        status = hours.course_hours(stages, name, said.append)
+        told = [line for line in said if line.startswith("hours.csv:")]
+        expect(status == 2 and len(told) == len(bad), f"a bad row is a line, and the status 2: {told}")
+        line = next(line for line in said if line.startswith("02.4"))
+        expect("1.0 h  1.0 to 2.5 h" in line and line.endswith(" 3       1, 0, 1"), f"a class: {line}")
+        put(pathlib.Path(name, "hours.csv"), "\n".join(rows))
+        expect(hours.course_hours(stages, name, said.append) == 0, "without bad rows the status is 0")
+        expect("expected a table" in refusal(hours.course_hours, stages, f"{name}/none"), "no table is told")
 
 
 def reference_itself(stages):
@@ -341,6 +391,8 @@ def starters(stages, only=None):
                 all((tree / "AGENTS.md").is_file() for tree in (to, again)),
                 f"{number}: an assistant is told what it may do",
             )
+            for exercise in (e for e in stage.exercises.values() if e.core):
+                hints_in(to, exercise)
             planted = starter.planted(stage, "check")
             differ = [
                 n
@@ -348,6 +400,24 @@ def starters(stages, only=None):
                 if not sources.same_tokens(sources.bodies_of(again, e), sources.bodies_of(ROOT, e))
             ]
             expect(differ == sorted(planted), f"{number}: a hunt has three mistakes, in {', '.join(planted)}")
+
+
+def hints_in(tree, exercise):
+    """A learner's tree says the first two levels of a hint, and notes which was taken."""
+
+    def make(*words):
+        made = subprocess.run(["make", "-s", *words], cwd=tree, capture_output=True, text=True)
+        return made.stdout + made.stderr
+
+    number, said = exercise.number, [make(f"hint-{exercise.number}", f"LEVEL={n}") for n in (2, 1, 4)]
+    expect(exercise.core["ask"] in said[0] and exercise.core["look"] in said[1], f"{number}: two hints")
+    expect("expected 1, 2, 3" in said[2], f"{number}: no other level")
+    expect(f"{number} 2\n" in (tree / grade.HINTS).read_text(), f"{number}: the highest level is noted")
+    made = make(f"submit-{number[:2]}", "ID=ada")
+    content = json.loads((tree / f"submission-{number[:2]}-ada.json").read_text())
+    expect(content["hints"][number] == "2" and f"{number}:2" in made, f"{number}: and handed in: {made}")
+    note = (tree / "HOMEWORK.md").read_text()
+    expect(exercise.core["contract"] in note and "(core)" in note, f"{number}: HOMEWORK.md has its contract")
 
 
 def parts_of_a_stage(stages):
@@ -367,8 +437,11 @@ def parts_of_a_stage(stages):
         grader.references["06"] = {}
         bodies = {n: sources.bodies_of(ROOT, e) for n, e in stage.exercises.items()}
         bodies["06.2"] = sources.stub(stage.exercises["06.2"])
-        result = grader.submission(None, {"stage": "06", "id": "ada", "bodies": bodies})
+        content = {"stage": "06", "id": "ada", "bodies": bodies, "hints": {"06.1": "2"}}
+        result = grader.submission(None, content)
         expect((result["total"], result["of"]) == (15, 40), f"one of two exercises: {result}")
+        told = [line for line in result["lines"] if "hint 2 taken; equals the reference" in line]
+        expect(result["hints"] == "06.1:2" and len(told) == 1, "the table says which hint was taken")
     sources.ask(stages, [])
     expect(stage.possible() == 100, "without EXERCISES all is asked")
 
@@ -518,6 +591,7 @@ def files(stages):
         for kind, stage in (("list", []), ("object", {}), ("number", 3)):
             put(folder / f"in/{kind}.json", json.dumps(good | {"stage": stage}))
         put(folder / "in/large.json", json.dumps(good | {"open": "1" * submissions.LARGEST}))
+        put(folder / "in/hints.json", json.dumps(good | {"hints": {"03.1": [4]}}))
         put(folder / "in/deep.json", "[" * 100_000)
         put(folder / os.fsdecode(b"in/\xff.json"), "")
         os.mkfifo(folder / "in/pipe.json")
@@ -527,8 +601,8 @@ def files(stages):
         rows = list(csv.DictReader(io.StringIO((folder / "out.csv").read_text())))
         told = (folder / "out.txt").read_text().count("== ")
     expect(
-        len(rows) == told == 11 and all(row["total"] == "0" and row["comment"] for row in rows),
-        f"11 files that are no submissions have a line each: {[row['file'] for row in rows]}",
+        len(rows) == told == 12 and all(row["total"] == "0" and row["comment"] for row in rows),
+        f"12 files that are no submissions have a line each: {[row['file'] for row in rows]}",
     )
 
 
@@ -581,7 +655,7 @@ def submitted(stages):
         submissions.Grader.submission = whole
         table, moodle = tables[0].decode(), (folder / "0-moodle-03.csv").read_text()
         expect(
-            "e.json,breaks,03,,,,,,,,,,breaks is not in the roster. could not be judged: KeyError: 'lr'"
+            "e.json,breaks,03,,,,,,,,,,,breaks is not in the roster. could not be judged: KeyError: 'lr'"
             in table,
             "what the grader can't judge has no total, and the others get theirs",
         )

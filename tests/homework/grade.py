@@ -27,8 +27,11 @@ class Verdict:
     wrong: float = 0  # the share of its runs that differ
     because: str = ""  # of this exercise they do; then this one is not judged
 
-    def line(self):
-        return f"{self.exercise + ' ' + self.title:28} {self.points:2}/{self.of:<2}  {self.words}".rstrip()
+    def line(self, hints={}):
+        """hints: {exercise: the highest level that was taken}"""
+        taken = f"hint {hints[self.exercise]} taken" if self.exercise in hints else ""
+        words = "; ".join(filter(None, (taken, self.words)))
+        return f"{self.exercise + ' ' + self.title:33} {self.points:2}/{self.of:<2}  {words}".rstrip()
 
 
 def judge(stage, exercise, place, seen, numbers, races):
@@ -182,7 +185,7 @@ def grade(stage, say=print, seen=()):
         verdicts.append(verdict)
     blame(stage, verdicts)
     for verdict in verdicts:
-        say(verdict.line())
+        say(verdict.line(taken_hints()))
     if later := sum(v.of - v.points for v in verdicts if v.because):
         say(f"{later} of these points are not lost: they can't be judged yet")
     return sum(v.points for v in verdicts)
@@ -226,16 +229,38 @@ def look_for_races(stage, say=print):
         races = sorted({race for name in exercise.runs for race in found[name].races})
         ends = [found[name].end for name in exercise.runs if found[name].end not in ("ok", "a data race")]
         words = "; ".join(races) or (f"not looked at: {ends[0]}" if ends else "no race")
-        say(f"{number} {exercise.title:23} {words}")
+        say(f"{number} {exercise.title:28} {words}")
         result[number] = races or (None if ends else [])
     note_races(stage, result)
 
 
-def hint(stages, number, say=print):
+# ---- Hints: a core exercise has three levels, each other one has the third alone
+
+HINTS = "hints-taken.txt"  # in a learner's tree, who may delete it; a line is an exercise and a level
+
+
+def taken_hints():
+    """{exercise: the highest level of a hint that was taken in this tree}"""
+    text = (ROOT / HINTS).read_text() if (ROOT / HINTS).is_file() else ""
+    return dict(sorted(re.findall(r"^(\d\d\.\d) ([123])$", text, re.M)))
+
+
+def hint(stages, number, level=None, say=print):
+    """make hint-03.3 LEVEL=1"""
     stage = sources.stage_of(stages, number[:2])
     if number not in stage.exercises:
         raise UsageError(f"hint: {number!r} is not valid; expected {', '.join(stage.exercises)}")
-    say(
-        hints_of(Machine(ROOT), stage, [number])[number]
-        or "the probe finds no mistake here; what else is wrong stands in the grade"
-    )
+    core = stage.exercises[number].core
+    level, levels = level or ("1" if core else "3"), "1, 2, 3" if core else "3"
+    if level not in levels.split(", "):
+        raise UsageError(f"LEVEL: {level!r} is not valid; expected {levels} for {number}")
+    if level == "3":
+        cause = hints_of(Machine(ROOT), stage, [number])[number]
+        say(cause or "the probe finds no mistake here; what else is wrong stands in the grade")
+    else:
+        cause = core["look" if level == "1" else "ask"]
+        say(f"{cause}\n\nhint {level} of 3; the next one: make hint-{number} LEVEL={int(level) + 1}")
+    if cause and not cause.endswith("is not written yet") and sources.read_note().get("kind") == "write":
+        taken = taken_hints()
+        taken[number] = max(level, taken.get(number, level))
+        sources.put(ROOT / HINTS, "".join(f"{n} {taken[n]}\n" for n in sorted(taken)))

@@ -42,6 +42,7 @@ def submit(stage, identity, hunt=None, say=print):
         "bodies": {n: sources.bodies_of(ROOT, e) for n, e in stage.to_write().items()},
         "answers": text_at(ROOT / f"answers-{stage.number}.txt"),
         "open": text_at(ROOT / f"open-{stage.number}.txt"),
+        "hints": {n: level for n, level in grade.taken_hints().items() if n in stage.exercises},
     }
     if hunt:
         note = read_note(pathlib.Path(hunt))
@@ -64,7 +65,8 @@ def submit(stage, identity, hunt=None, say=print):
     written = sum(not sources.is_stub(b) for b in content["bodies"].values())
     say(
         f"{path.name}: {written} of {len(content['bodies'])} exercises, answers: {'yes' if content['answers'] else 'no'}, "
-        f"open problem: {'yes' if content['open'] else 'no'}, hunt: {'yes' if hunt else 'no'}"
+        f"open problem: {'yes' if content['open'] else 'no'}, hunt: {'yes' if hunt else 'no'}, "
+        f"hints: {' '.join(f'{n}:{level}' for n, level in content['hints'].items()) or 'none'}"
     )
 
 
@@ -106,6 +108,11 @@ def read_submission(path, stages):
     check(
         all(isinstance(content.get(k, ""), str) for k in ("answers", "open", "course")),
         "answers must be text",
+    )
+    hints = content.get("hints", {})
+    check(
+        isinstance(hints, dict) and all(n in exercises and h in ("1", "2", "3") for n, h in hints.items()),
+        "its hints are not levels of the exercises",
     )
     hunt = content.get("hunt")
     check(
@@ -296,7 +303,8 @@ class Grader:
         """All results of a submission, as CSV columns and lines."""
         stage = self.stages[content["stage"]]
         verdicts, together = self.verdicts(machine, stage, content["bodies"])
-        lines = [v.line() for v in verdicts]
+        hints = content.get("hints", {})
+        lines = [v.line(hints) for v in verdicts]
         result = {
             "id": content["id"],
             "stage": stage.number,
@@ -307,6 +315,7 @@ class Grader:
             "open": 0,
             "together": together,
             "equal": " ".join(v.exercise for v in verdicts if v.words == "equals the reference"),
+            "hints": " ".join(f"{n}:{level}" for n, level in sorted(hints.items())),
         }
         lines += [f"all together: {together}"] if together else []
         if content.get("hunt") and "hunt" in stage.asked:
@@ -352,7 +361,7 @@ class Grader:
 
 # ---- Many
 
-COLUMNS = "file id stage write hunt paper total of open exercises together equal comment".split()
+COLUMNS = "file id stage write hunt paper total of open exercises together equal hints comment".split()
 
 
 def row_of(name, result):
