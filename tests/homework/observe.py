@@ -120,18 +120,21 @@ def build(machine, programs, races=False):
     )
 
 
-# What machine code may call: this project, CUDA and NCCL, mathematics, and what C++ itself needs. Nothing of it
-# ends the process, prints, or reaches a file.
+# What machine code may call: this project, CUDA and NCCL, mathematics, and what C++ itself needs. Nothing of
+# it ends the process well, prints, or reaches a file.
 MAY_CALL = re.compile(
     r"""
-    (\w+\ )?pentatron::(?!trace::) | (cuda|nccl|cublas)[A-Z]\w*\( | (typeinfo|vtable|VTT|typeinfo\ name)\ for\ |
-    operator\ (new|delete) | _Unwind_ | __cxa_ | __gxx_ | __tsan_ | _ZGV |
-    ( __dso_handle | _GLOBAL_OFFSET_TABLE_ | __libc_single_threaded | __stack_chk_fail | __errno_location |
-      mem(cpy|move|set|cmp|chr) | str(len|cmp) | (m|c|re)alloc | free | std::(nothrow|terminate\(\)) |
-      (exp|exp2|expm1|log|log2|log10|log1p|pow|sqrt|cbrt|hypot|sin|cos|sincos|tan|a?(sin|cos|tan)h?|atan2|f?abs|
-       fmin|fmax|fmod|fma|floor|ceil|trunc|(ll?)?r(ound|int)|nearbyint|remainder|ldexp|frexp|erfc?)[fl]?)$ |
-    std::(__throw_|\w+_error::|exception::|bad_\w+::|_Rb_tree_|_Hash_bytes|__detail::(_List_node|_Prime_rehash)|
-      (basic_)?ostream\b|ios_base::|basic_ios<|locale::|__cxx11::basic_(string|stringbuf|o?stringstream)<)  # of a text
+    (\w+\ )?pentatron::(?!trace::) | (cuda|nccl|cublas)[A-Z]\w*\( | operator\ (new|delete) |
+    (typeinfo|vtable|VTT|typeinfo\ name)\ for\ | _Unwind_ | __cxa_ | __gxx_ | __tsan_ | _ZGV |
+    std::(__throw_|\w+_error::|out_of_range::|invalid_argument::|exception::|bad_\w+::|_Rb_tree_|_Hash_bytes|
+          __detail::(_List_node|_Prime_rehash)|(basic_)?ostream\b|ios_base::|basic_ios<|locale::|
+          __cxx11::basic_(string|stringbuf|o?stringstream)<) |
+    (__dso_handle|_GLOBAL_OFFSET_TABLE_|__libc_single_threaded|__stack_chk_fail|__errno_location|
+     __assert_fail|__popcount.i2|mem(cpy|move|set|cmp|chr)|str(len|cmp|to[dl])|v?snprintf|(m|c|re)alloc|free|
+     std::(nothrow|terminate\(\))|
+     (exp|exp2|expm1|log|log2|log10|log1p|pow|sqrt|cbrt|hypot|sin|cos|sincos|tan|a?(sin|cos|tan)h?|atan2|
+      f?abs|fmin|fmax|fmod|fma|floor|ceil|trunc|(ll?)?r(ound|int)|nearbyint|remainder|ldexp|frexp|modf|[lt]gamma|
+      erfc?)[fl]?)$
     """,
     re.X,
 )

@@ -275,10 +275,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           busy(s.compute);
           write(s.compute, term.data, sum.values(s.rank + n * micro_batch, gradient.sum.size()));
           accumulate({term.data, gradient.sum.rows, gradient.sum.columns}, gradient, s.compute);
-          trace::Interval adds;
-          for (const trace::Interval& i : ran()) {
-            if (i.stream == "compute") adds = i;
-          }
+          const Time adds = time_of(ran(), "", "compute");
           tell_if(adds.begin < reduced_until[gradient.sum.data], with, "before_gradients", call,
                   "does not wait, and backward writes into memory that is still being reduced");
           doing(s.with, copies > 1 ? "sum_copies" : "after_gradients", call,
@@ -291,10 +288,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           const std::vector<trace::Interval> log = ran();
           const Time reduces = time_of(log, operation, "shard"),
                      copies_sum = time_of(log, "all_reduce", "replicate");
-          double shard_written = 0;
-          for (const trace::Interval& i : log) {
-            if (i.stream == "shard") shard_written = std::max(shard_written, i.end);
-          }
+          const double shard_written = time_of(log, "", "shard").end;
           tell_if(reduces.begin < adds.end, with, "after_gradients", call,
                   "reduces, and does not wait until backward has written");
           tell_if(copies_sum.begin < shard_written, with, "sum_copies", call,
@@ -326,9 +320,8 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
       doing(s.with, "finish_gradient_sync()");
       s.zero->finish_gradient_sync();
       s.shard_ranks.reset_traffic();
-      busy(s.compute);
       tell_if(
-          time_of(ran(), "busy_kernel", "compute").begin < summed_at, here(), s.with,
+          busy_time(s.compute).begin < summed_at, here(), s.with,
           "finish_gradient_sync(): compute does not wait for the sums, and the optimizer reads them next");
       std::string wrong;
       for (const Shard& shard : s.parameters.shards()) {

@@ -202,12 +202,8 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
   };
   // A stream does something until then (virtual time); the event, if any, is recorded behind it.
   const auto busy_until = [&](cudaStream_t user, Event* event) {
-    busy(user);
+    const double end = busy_time(user).end;
     if (event) event->record(user);
-    double end = 0;
-    for (const trace::Interval& i : ran()) {
-      if (i.name == "busy_kernel") end = i.end;
-    }
     return end;
   };
   const auto fill = [&] {  // all that is sent or received, of the first two micro-batches
@@ -305,11 +301,7 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
     doing(forward ? "compute_forward()" : "compute_backward()");
     ran();
     forward ? p.compute_forward(f, batches[0]) : p.compute_backward(b, batches[0]);
-    Time time;
-    for (const trace::Interval& i : ran()) {
-      if (i.stream == "compute") time = {std::min(time.begin, i.begin), i.end};
-    }
-    return time;
+    return time_of(ran(), "", "compute");
   };
   const auto tell_wait = [&](bool forward, Action of, Event* event, const std::string& wrong) {
     const cudaStream_t user = stream(stream_of(of));
@@ -334,12 +326,8 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
             "overwrites a gradient that is still being sent: it has to wait for gradient_sent");
   const cudaStream_t in = stream(stream_of(Action::receive_activation));
   const double end = pass(false).end;
-  if (in) {
-    wait_event(in, p.input(f).used);
-    busy(in);
-  }
-  tell_if(time_of(ran(), "busy_kernel", stream_names[stream_of(Action::receive_activation)]).begin < end,
-          here(),
+  if (in) wait_event(in, p.input(f).used);
+  tell_if(in && busy_time(in).begin < end, here(),
           "compute_backward() reads its input last, so it records `used`, and that behind the backward pass");
 }
 

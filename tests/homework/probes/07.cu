@@ -158,10 +158,8 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
   std::vector<int32_t> sent;
   for (int e = 0; e < all; ++e) sent.push_back(count(rank, e));
   const RowCounts host(all);
-  ran();
   write(compute, counts.data, sent);
-  busy(compute);
-  const double counted = time_of(ran(), "busy_kernel", "compute").end;
+  const double counted = busy_time(compute).end;
   doing("exchange_counts(): each rank tells each other one how many rows it sends to its experts");
   exchange.exchange_counts(counts.row_range(0, 1), counts.row_range(1, 1), host);
   for (const trace::Interval& i : ran()) {
@@ -214,28 +212,20 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
     const Tensor from = dispatch ? permuted : dispatched, to = dispatch ? dispatched : permuted;
     write(compute, to.data, std::vector<real>(to.size(), untouched));
     write(compute, from.data, dispatch ? by_expert : by_rank);
-    ran();
-    busy(compute);
-    const double written = time_of(ran(), "busy_kernel", "compute").end;
+    const double written = busy_time(compute).end;
     const std::string call = dispatch ? "dispatch" : "combine";
     doing(call,
           ": a message of rows * d elements for each (rank, expert) that has rows, in the same order on both "
           "sides; sent is [experts], came is [ranks, own experts]");
     dispatch ? exchange.dispatch(host, permuted, dispatched) : exchange.combine(host, dispatched, permuted);
-    busy(compute, shortest_kernel);  // in virtual time
-    const std::vector<trace::Interval> meanwhile = ran();
-    Time travels;
-    for (const trace::Interval& i : meanwhile) {
-      if (i.stream == "experts") travels = {std::min(travels.begin, i.begin), std::max(travels.end, i.end)};
-    }
+    const Time travels = time_of(ran(), "", "experts");
     tell_if(travels.begin < written, here(), call,
             ": rows leave before compute has written them: the experts' stream waits for compute");
-    tell_if(time_of(meanwhile, "busy_kernel", "compute").begin >= travels.end, here(), call,
+    tell_if(busy_time(compute, shortest_kernel).begin >= travels.end, here(), call,
             ": compute waits for the rows before await_rows(): nothing hides the messages");
     exchange.await_rows();
-    busy(compute, shortest_kernel);
     tell_if(
-        time_of(ran(), "busy_kernel", "compute").begin < travels.end, here(), call,
+        busy_time(compute, shortest_kernel).begin < travels.end, here(), call,
         ": after await_rows() compute does not wait until the rows are there: `arrived` is recorded behind "
         "the messages, on the experts' stream");
     const std::vector<real> is = at(to);

@@ -215,8 +215,8 @@ inline std::vector<trace::Interval> ran() {
   started = true;
   return trace::take();
 }
-// When the first operation of this name began, and the last one ended; where there is none, later than all,
-// and before all.
+// When the first operation of this name (empty: of any) began, and the last one ended; where there is none,
+// later than all, and before all.
 struct Time {
   double begin = 1e9, end = 0;
 };
@@ -224,10 +224,19 @@ inline Time time_of(const std::vector<trace::Interval>& all, const std::string& 
                     const std::string& stream) {
   Time time;
   for (const trace::Interval& i : all) {
-    if (i.name == name && i.stream == stream)
+    if ((name.empty() || i.name == name) && i.stream == stream)
       time = {std::min(time.begin, i.begin), std::max(time.end, i.end)};
   }
   return time;
+}
+// When a stream that is busy from now on begins with that, and ends.
+inline Time busy_time(cudaStream_t stream, Cost cost = moves(1e10)) {
+  ran();
+  busy(stream, cost);
+  for (const trace::Interval& i : ran()) {
+    if (i.name == "busy_kernel") return {i.begin, i.end};
+  }
+  return {};
 }
 
 template <class T>
