@@ -23,17 +23,8 @@ import reference
 import sources
 import starter
 import submissions
-from observe import (
-    BuildError,
-    Machine,
-    Observation,
-    build,
-    differences,
-    hints_of,
-    objects_of,
-    observe,
-    progress_of,
-)
+from observe import BuildError, Machine, Observation, build, differences, observe
+from observe import hint_in, hints_of, objects_of, progress_of
 from reference import in_workplaces, workplace
 from sources import ROOT, UsageError, exercise_of, put, read_mutants
 
@@ -462,6 +453,8 @@ def judges(stages):
         for races, hint in (([], ""), (["a race"], ""), ([], "wrong"), (["a race"], "wrong"))
     ]
     expect(points == [15, 12, 8, 8], f"two judges against a body cost no less than one: {points}")
+    said = [hint_in(0, "doing: a step\n7\n1 passed, 0 failed\n", number) for number in "78"]
+    expect(said == ["", "a step: it ends the process"], f"a probe's end has the grader's number: {said}")
     finish = "after finish_gradient_sync() compute does not wait"
     guilty = [n for n in ("02.4", "02.5") if not grade.names_another(stages["02"], n, finish)]
     expect(guilty == ["02.5"], f"who wrote finish_gradient_sync() is guilty of it: {guilty}")
