@@ -43,7 +43,7 @@ struct Region {
     write(compute, outside.data, owned_values<real>(whose, outside.size()));
   }
   void write_terms() { write(compute, all.data, sum.values(rank, all.size())); }
-  // What is wrong with all ranks' rows, as compute sees them; the communication stream is late.
+  // What is wrong with all ranks' rows.
   std::string wrong_rows(const std::string& what, const Tensor& x, int owner = 0) {
     if (x.rows != rows)
       return text(here(), with, what, ": ", x.rows, " rows in place of ", rows, ", those of all ranks");

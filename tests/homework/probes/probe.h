@@ -7,7 +7,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +15,6 @@
 #include <numeric>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "clock/device_profile.h"
@@ -184,11 +182,6 @@ std::vector<T> at(const T* data, size_t size) {
 template <class T>
 std::vector<T> at(Matrix<T> x) {
   return at(x.data, x.size());
-}
-// A stream is late: what it does next can meet what another one does too early, in the same memory.
-inline void late(cudaStream_t stream) {
-  const auto sleep = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); };
-  CUDA_CHECK(cudaLaunchHostFunc(stream, sleep, nullptr));
 }
 // A stream is busy in virtual time alone (common/clock): for milliseconds, or for as long as `cost` says.
 __global__ inline void busy_kernel() {}
