@@ -104,7 +104,7 @@ clangd: #: compile_flags.txt: what clangd asks for, of this build
 # ---- Teach --------------------------------------------------------------------------------------------------------
 HOMEWORK = python3 tests/homework/homework.py
 # What the command line says; a variable of the shell, or of this Makefile, is none of it.
-GIVEN = $(foreach name,ID HUNT STAGES EXERCISES COURSE TO IN OUT ROSTER PAGES,$(if $(filter command,\
+GIVEN = $(foreach name,ID HUNT LEVEL STAGES EXERCISES COURSE TO IN OUT ROSTER PAGES,$(if $(filter command,\
   $(origin $(name))),$(name)='$($(name))'))
 grade-%: ## what you wrote of stage 03: points, and what is wrong;  hint-03.2  races-03  paper-03  submit-03
 	@$(HOMEWORK) grade-stage $* $(GIVEN)
@@ -119,6 +119,8 @@ hunt-%: #: a finished stage with three mistakes to find:  ID=you
 exam: #: the exam, on paper;  make exam-answers: the same with answers;  COURSE=2027s
 exam exam-answers:
 	@$(HOMEWORK) $@ $(GIVEN)
+course-hours: ## how long exercises take, as computed, and beside it what classes said;  IN=hours/
+	@$(HOMEWORK) course-hours $(GIVEN)
 grade: ## grade many:  IN=submissions/ OUT=grades.csv COURSE=2027s EXERCISES=03.1,paper ROSTER=FILE PAGES=TO
 grade: build/homework/no_programs.so $(if $(PAGES),build/python-report/ready)
 	@common/build/setup.sh cpu bwrap:bubblewrap && $(HOMEWORK) grade $(GIVEN)

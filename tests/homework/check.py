@@ -17,12 +17,14 @@ import types
 import exam
 import grade
 import grading
+import hours
 import pages
 import reference
 import sources
 import starter
 import submissions
-from observe import BuildError, Machine, Observation, build, differences, hints_of, observe, progress_of
+from observe import BuildError, Machine, Observation, build, differences, observe
+from observe import hint_in, hints_of, objects_of, progress_of
 from reference import in_workplaces, workplace
 from sources import ROOT, UsageError, exercise_of, put, read_mutants
 
@@ -94,6 +96,55 @@ def data(stages):
         all(f"## {e.number} " in teacher for s in stages.values() for e in s.exercises.values()),
         "teacher.md has a sketch of each exercise",
     )
+    expect(not sources.complaint("{ __syncthreads(); }"), "a kernel's body may wait for its threads")
+    path(stages)
+
+
+def path(stages):
+    """The core exercises: their texts, sizes and hours; and what classes say that they took."""
+    core = {n: (s, e) for s in stages.values() for n, e in s.exercises.items() if e.core}
+    expect(len(core) == 8, f"eight core exercises: {', '.join(core)}")
+    plan = (sources.HERE / "course.md").read_text()
+    for number, (stage, exercise) in core.items():
+        words = {w: len(exercise.core.get(w, "").split()) for w in ("contract", "picture", "look", "ask")}
+        long = all(80 <= n <= 160 or w == "picture" and n for w, n in words.items())
+        expect(long and len(exercise.core) == 4, f"{number}: four texts, of 80 to 160 words: {words}")
+        for file, heading in re.findall(r"\]\(([^)#]+)#?([^)]*)\)", exercise.core["picture"]):
+            heads = re.findall(r"^#+ (.*)$", (ROOT / file).read_text(), re.M)
+            there = {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in heads}
+            expect(heading in {"", *there}, f"{number}: its picture is in {file}, {heading or 'at its head'}")
+        same = [n for n in exercise.runs if not {"--d-model", "--seq-len"} <= {*stage.runs[n].hidden}]
+        same += [n for n in exercise.runs if {*stage.runs[n].hidden} <= {*stage.runs[n].options}]
+        ranks = starter.sizes_of(exercise)
+        expect(
+            len(ranks) > 1 and not same,
+            f"{number}: two sizes, visible and hidden: {ranks} ranks {same or ''}",
+        )
+        notes = "".join(path.read_text() for path in ROOT.glob(f"{stage.number}_*/README.md"))
+        expect(f"\n| {number} core |" in notes, f"{number}: the note marks it")
+        row = f"| {number} | {hours.computed(exercise):g} h |"
+        expect(row in plan, f"{number}: the plan says {row}")
+    for number, stage in stages.items():
+        of = [(e, hours.computed(e)) for e in stage.exercises.values()]
+        some = f"{sum(h for e, h in of if e.core):g} h" if any(e.core for e, _ in of) else "–"
+        row = f"| {some} | {sum(h for _, h in of):g} h |"
+        said = re.search(rf"^\| {number}\b.* min \|.*$", plan, re.M)[0]
+        expect(row in said, f"{number}: the plan says {row}")
+    with tempfile.TemporaryDirectory() as name:
+        said, rows = (
+            [],
+            ["exercise;read;write;hint;stuck", "02.4;20;40;0;a", "02.4;30;120;3;", "02.4;30;30;1;"],
+        )
+        bad = ["02.6;1;1;0;", "02.4;-1;1;0;", "02.4;1;an hour;0;", "02.4;1;1;4;", "02.4;1"]
+        put(pathlib.Path(name, "hours.csv"), "\ufeff" + "\n".join([*rows, "", *bad]))
+        status = hours.course_hours(stages, name, said.append)
+        told = [line for line in said if line.startswith("hours.csv:")]
+        expect(status == 2 and len(told) == len(bad), f"a bad row is a line, and the status 2: {told}")
+        line = next(line for line in said if line.startswith("02.4"))
+        expect("1.0 h  1.0 to 2.5 h" in line and line.endswith(" 3       1, 0, 1"), f"a class: {line}")
+        put(pathlib.Path(name, "hours.csv"), "\n".join(rows))
+        expect(hours.course_hours(stages, name, said.append) == 0, "without bad rows the status is 0")
+        expect("expected a table" in refusal(hours.course_hours, stages, f"{name}/none"), "no table is told")
 
 
 def reference_itself(stages):
@@ -189,6 +240,30 @@ def order(stages, only=None):
         return exercise.number
 
     in_workplaces(tasks, list(stages.values()), work, races=False)
+
+
+def calls(stages):
+    """What a body calls that no body needs is found, in whatever object file its machine code is."""
+    ends = dict(zip("12345", ("_exit", "abort", "exit", "putchar", "puts")))
+    words = {"putchar": "0", "puts": '""', "_exit": "0", "exit": "0"}
+
+    def work(machine, stage):
+        with tempfile.TemporaryDirectory() as folder:
+            grader, planted = submissions.Grader(stages, "check", pathlib.Path(folder)), {}
+            for number, exercise in stage.exercises.items():
+                call = f"__builtin_{ends[number[-1]]}({words.get(ends[number[-1]], '')})"
+                call = f"{{ if (volatile bool never = false; never) {call}; "
+                planted[number] = [call + body[1:] for body in sources.bodies_of(ROOT, exercise)]
+            with sources.grafted(machine, stage, planted):
+                build(machine, objects_of(stage, stage.exercises))
+                found = {n: grader.foreign(machine, stage, [n], False) for n in planted}
+        expect(
+            all(ends[n[-1]] in names for n, names in found.items()),
+            f"{stage.number}: forbidden calls {found}",
+        )
+        return stage.number
+
+    in_workplaces(list(stages.values()), list(stages.values()), work, races=False)
 
 
 def digits(stages):
@@ -307,6 +382,8 @@ def starters(stages, only=None):
                 all((tree / "AGENTS.md").is_file() for tree in (to, again)),
                 f"{number}: an assistant is told what it may do",
             )
+            for exercise in (e for e in stage.exercises.values() if e.core):
+                hints_in(to, exercise)
             planted = starter.planted(stage, "check")
             differ = [
                 n
@@ -314,6 +391,24 @@ def starters(stages, only=None):
                 if not sources.same_tokens(sources.bodies_of(again, e), sources.bodies_of(ROOT, e))
             ]
             expect(differ == sorted(planted), f"{number}: a hunt has three mistakes, in {', '.join(planted)}")
+
+
+def hints_in(tree, exercise):
+    """A learner's tree says the first two levels of a hint, and notes which was taken."""
+
+    def make(*words):
+        made = subprocess.run(["make", "-s", *words], cwd=tree, capture_output=True, text=True)
+        return made.stdout + made.stderr
+
+    number, said = exercise.number, [make(f"hint-{exercise.number}", f"LEVEL={n}") for n in (2, 1, 4)]
+    expect(exercise.core["ask"] in said[0] and exercise.core["look"] in said[1], f"{number}: two hints")
+    expect("expected 1, 2, 3" in said[2], f"{number}: no other level")
+    expect(f"{number} 2\n" in (tree / grade.HINTS).read_text(), f"{number}: the highest level is noted")
+    made = make(f"submit-{number[:2]}", "ID=ada")
+    content = json.loads((tree / f"submission-{number[:2]}-ada.json").read_text())
+    expect(content["hints"][number] == "2" and f"{number}:2" in made, f"{number}: and handed in: {made}")
+    note = (tree / "HOMEWORK.md").read_text()
+    expect(exercise.core["contract"] in note and "(core)" in note, f"{number}: HOMEWORK.md has its contract")
 
 
 def parts_of_a_stage(stages):
@@ -333,8 +428,11 @@ def parts_of_a_stage(stages):
         grader.references["06"] = {}
         bodies = {n: sources.bodies_of(ROOT, e) for n, e in stage.exercises.items()}
         bodies["06.2"] = sources.stub(stage.exercises["06.2"])
-        result = grader.submission(None, {"stage": "06", "id": "ada", "bodies": bodies})
+        content = {"stage": "06", "id": "ada", "bodies": bodies, "hints": {"06.1": "2"}}
+        result = grader.submission(None, content)
         expect((result["total"], result["of"]) == (15, 40), f"one of two exercises: {result}")
+        told = [line for line in result["lines"] if "hint 2 taken; equals the reference" in line]
+        expect(result["hints"] == "06.1:2" and len(told) == 1, "the table says which hint was taken")
     sources.ask(stages, [])
     expect(stage.possible() == 100, "without EXERCISES all is asked")
 
@@ -355,17 +453,50 @@ def judges(stages):
         for races, hint in (([], ""), (["a race"], ""), ([], "wrong"), (["a race"], "wrong"))
     ]
     expect(points == [15, 12, 8, 8], f"two judges against a body cost no less than one: {points}")
+    said = [hint_in(0, "doing: a step\n7\n1 passed, 0 failed\n", number) for number in "78"]
+    expect(said == ["", "a step: it ends the process"], f"a probe's end has the grader's number: {said}")
+    finish = "after finish_gradient_sync() compute does not wait"
+    guilty = [n for n in ("02.4", "02.5") if not grade.names_another(stages["02"], n, finish)]
+    expect(guilty == ["02.5"], f"who wrote finish_gradient_sync() is guilty of it: {guilty}")
     for hints, blamed in ((["", "no", "", "other"], [2]), (["", "a", "a", "b"], [2, 3]), ([""] * 4, [1])):
         verdicts = [
             grade.Verdict(f"03.{n}", "", 10, 0, "wrong", hint, wrong=1) for n, hint in enumerate(hints, 1)
         ]
+        verdicts.append(grade.Verdict("03.5", "", 10, 10))
         grade.blame(stages["03"], verdicts)
         found = [int(v.exercise[3:]) for v in verdicts if not v.because]
         right = [v.points == 10 for v in verdicts]
         expect(
-            found == blamed and right == [bool(any(hints) and not hint) for hint in hints],
+            found == [*blamed, 5] and right == [*(bool(any(hints) and not hint) for hint in hints), True],
             f"with the hints {hints} 03.{blamed} is to blame: {[v.line() for v in verdicts]}",
         )
+
+
+def together(stages):
+    """A body that makes runs of other exercises wrong loses points; so do two that do not fit each other."""
+    stage, numbers = stages["03"], reference.load()["03"]
+    other = {
+        n: [body.replace("{", "{ (void)0;", 1) for body in sources.bodies_of(ROOT, e)]
+        for n, e in stage.exercises.items()
+    }
+    copies = [name for name in stage.runs if "copies" in name]
+    with tempfile.TemporaryDirectory() as name:
+        grader = submissions.Grader(stages, "check", pathlib.Path(name))
+        grader.references["03"] = numbers
+        grader.hints = lambda machine, stage, bodies: dict.fromkeys(bodies, "")
+        for guilty, wrong, left in (
+            ({"03.3"}, copies, [10, 10, 10, 20, 10]),
+            ({"03.1", "03.2"}, ["stage 1 on 2 ranks"], [5, 5, 20, 20, 10]),
+        ):
+            grader.observed = lambda machine, stage, bodies, runs, races=False: {
+                n: Observation(
+                    facts=numbers[n] | ({"loss": [0]} if n in wrong and guilty <= set(bodies) else {})
+                )
+                for n in runs
+            }
+            verdicts, words = grader.verdicts(None, stage, other)
+            points = [v.points for v in verdicts]
+            expect(points == left and wrong[0] in words, f"{guilty} make {wrong} wrong: {points}, {words}")
 
 
 def without_bodies(stage, file):
@@ -453,6 +584,7 @@ def files(stages):
         for kind, stage in (("list", []), ("object", {}), ("number", 3)):
             put(folder / f"in/{kind}.json", json.dumps(good | {"stage": stage}))
         put(folder / "in/large.json", json.dumps(good | {"open": "1" * submissions.LARGEST}))
+        put(folder / "in/hints.json", json.dumps(good | {"hints": {"03.1": [4]}}))
         put(folder / "in/deep.json", "[" * 100_000)
         put(folder / os.fsdecode(b"in/\xff.json"), "")
         os.mkfifo(folder / "in/pipe.json")
@@ -462,8 +594,8 @@ def files(stages):
         rows = list(csv.DictReader(io.StringIO((folder / "out.csv").read_text())))
         told = (folder / "out.txt").read_text().count("== ")
     expect(
-        len(rows) == told == 11 and all(row["total"] == "0" and row["comment"] for row in rows),
-        f"11 files that are no submissions have a line each: {[row['file'] for row in rows]}",
+        len(rows) == told == 12 and all(row["total"] == "0" and row["comment"] for row in rows),
+        f"12 files that are no submissions have a line each: {[row['file'] for row in rows]}",
     )
 
 
@@ -516,7 +648,7 @@ def submitted(stages):
         submissions.Grader.submission = whole
         table, moodle = tables[0].decode(), (folder / "0-moodle-03.csv").read_text()
         expect(
-            "e.json,breaks,03,,,,,,,,,,breaks is not in the roster. could not be judged: KeyError: 'lr'"
+            "e.json,breaks,03,,,,,,,,,,,breaks is not in the roster. could not be judged: KeyError: 'lr'"
             in table,
             "what the grader can't judge has no total, and the others get theirs",
         )
@@ -658,9 +790,11 @@ PARTS = {
     "stubs": stubs,
     "order": order,
     "digits": digits,
+    "calls": calls,
     "starters": starters,
     "parts": parts_of_a_stage,
     "judges": judges,
+    "together": together,
     "submitted": submitted,
     "hostile": hostile,
     "mistakes": mistakes,
@@ -676,6 +810,7 @@ def check(stages, parts):
         reference_itself(stages)
         parts_of_a_stage(stages)
         judges(stages)
+        together(stages)
         starters(stages, ["03"])
         stubs(stages, ["03.3"])
         mistakes(stages, ["03-only-last-micro-batch"])

@@ -27,8 +27,11 @@ class Verdict:
     wrong: float = 0  # the share of its runs that differ
     because: str = ""  # of this exercise they do; then this one is not judged
 
-    def line(self):
-        return f"{self.exercise + ' ' + self.title:28} {self.points:2}/{self.of:<2}  {self.words}".rstrip()
+    def line(self, hints={}):
+        """hints: {exercise: the highest level that was taken}"""
+        taken = f"hint {hints[self.exercise]} taken" if self.exercise in hints else ""
+        words = "; ".join(filter(None, (taken, self.words)))
+        return f"{self.exercise + ' ' + self.title:33} {self.points:2}/{self.of:<2}  {words}".rstrip()
 
 
 def judge(stage, exercise, place, seen, numbers, races):
@@ -66,15 +69,30 @@ def judge(stage, exercise, place, seen, numbers, races):
     return verdict
 
 
+def lose(verdict, words):
+    """Half of the points, whatever the exercise's own runs show."""
+    verdict.points = min(verdict.points, verdict.of - int(verdict.of * PARITY_SHARE))
+    if not verdict.words or verdict.words.startswith("right"):
+        verdict.words = words
+
+
 def told(verdict, hint):
     """The verdict with what a probe says of the body, if it does. That takes half of the points, whatever the
     runs show: who knows how to make a run look right does not know what a probe asks."""
     if hint:
-        verdict.points = min(verdict.points, verdict.of - int(verdict.of * PARITY_SHARE))
-        if not verdict.words or verdict.words.startswith("right"):
-            verdict.words = "its runs look right, and it is wrong"
+        lose(verdict, "its runs look right, and it is wrong")
         verdict.hint, verdict.words = hint, f"{verdict.words}. A hint: make hint-{verdict.exercise}"
     return verdict
+
+
+def names_another(stage, number, hint):
+    """Whether a sentence names functions of other exercises, and none of this one, which then is not guilty."""
+    named = set(re.findall(r"(\w+)\(", hint))
+    of = {
+        n: {re.findall(r"(\w+)\($", b)[0] for b in e.bodies if b.endswith("(")}
+        for n, e in stage.exercises.items()
+    }
+    return not named & of[number] and any(named & functions for functions in of.values())
 
 
 def believe_probe(verdict, other):
@@ -85,24 +103,22 @@ def believe_probe(verdict, other):
 
 
 def blame(stage, verdicts):
-    """In a learner's tree a wrong body makes runs of other exercises wrong, too. Guilty is the first of whom a
-    probe tells, with those of whom it tells the same, as they share it. Without any, it is the first, of each
-    program, that has most of its runs wrong. Of the others a probe may have said that they are right."""
+    """In a learner's tree a wrong body makes runs and probes of other exercises wrong, too. Guilty is the first
+    of whom a probe tells, with those of whom it tells the same, as they share it. Without any, it is the first,
+    of each program, that has most of its runs wrong. Of others a probe may have said that they are right."""
     for program in {run.program for run in stage.runs.values()}:
-        wrong = [
-            v
-            for v in verdicts
-            if v.wrong
-            and not v.because
-            and stage.runs[stage.exercises[v.exercise].runs[0]].program == program
-        ]
+        runs = {v.exercise: stage.runs[stage.exercises[v.exercise].runs[0]] for v in verdicts}
+        mine = [v for v in verdicts if runs[v.exercise].program == program and not v.because]
+        wrong = [v for v in mine if v.wrong]
         if not wrong:
             continue
-        first = next((v for v in wrong if v.hint), None) or max(wrong, key=lambda v: v.wrong)
-        for verdict in wrong:
-            if first.hint and not verdict.hint:
+        first = next((v for v in mine if v.hint), None) or max(wrong, key=lambda v: v.wrong)
+        for verdict in mine:
+            if verdict.wrong and first.hint and not verdict.hint:
                 believe_probe(verdict, first.exercise)
-            elif verdict is not first and (not first.hint or verdict.hint != first.hint):
+            elif verdict is not first and (
+                verdict.hint not in ("", first.hint) if first.hint else verdict.wrong
+            ):
                 verdict.because = first.exercise
                 verdict.words = f"not judged because of {first.exercise}"
 
@@ -152,6 +168,9 @@ def grade(stage, say=print, seen=()):
     for name in runs:
         seen[name] = seen.get(name) or observe(machine, stage.runs[name])
     hints = hints_of(machine, stage, written) if written else {}
+    for number, hint in hints.items():
+        if names_another(stage, number, hint) and hint in [h for n, h in hints.items() if n != number]:
+            hints[number] = ""
     for number, exercise in asked.items():
         place = place_of(ROOT, exercise)
         if number not in written:
@@ -166,7 +185,7 @@ def grade(stage, say=print, seen=()):
         verdicts.append(verdict)
     blame(stage, verdicts)
     for verdict in verdicts:
-        say(verdict.line())
+        say(verdict.line(taken_hints()))
     if later := sum(v.of - v.points for v in verdicts if v.because):
         say(f"{later} of these points are not lost: they can't be judged yet")
     return sum(v.points for v in verdicts)
@@ -210,16 +229,38 @@ def look_for_races(stage, say=print):
         races = sorted({race for name in exercise.runs for race in found[name].races})
         ends = [found[name].end for name in exercise.runs if found[name].end not in ("ok", "a data race")]
         words = "; ".join(races) or (f"not looked at: {ends[0]}" if ends else "no race")
-        say(f"{number} {exercise.title:23} {words}")
+        say(f"{number} {exercise.title:28} {words}")
         result[number] = races or (None if ends else [])
     note_races(stage, result)
 
 
-def hint(stages, number, say=print):
+# ---- Hints: a core exercise has three levels, each other one has the third alone
+
+HINTS = "hints-taken.txt"  # in a learner's tree, who may delete it; a line is an exercise and a level
+
+
+def taken_hints():
+    """{exercise: the highest level of a hint that was taken in this tree}"""
+    text = (ROOT / HINTS).read_text() if (ROOT / HINTS).is_file() else ""
+    return dict(sorted(re.findall(r"^(\d\d\.\d) ([123])$", text, re.M)))
+
+
+def hint(stages, number, level=None, say=print):
+    """make hint-03.3 LEVEL=1"""
     stage = sources.stage_of(stages, number[:2])
     if number not in stage.exercises:
         raise UsageError(f"hint: {number!r} is not valid; expected {', '.join(stage.exercises)}")
-    say(
-        hints_of(Machine(ROOT), stage, [number])[number]
-        or "the probe finds no mistake here; what else is wrong stands in the grade"
-    )
+    core = stage.exercises[number].core
+    level, levels = level or ("1" if core else "3"), "1, 2, 3" if core else "3"
+    if level not in levels.split(", "):
+        raise UsageError(f"LEVEL: {level!r} is not valid; expected {levels} for {number}")
+    if level == "3":
+        cause = hints_of(Machine(ROOT), stage, [number])[number]
+        say(cause or "the probe finds no mistake here; what else is wrong stands in the grade")
+    else:
+        cause = core["look" if level == "1" else "ask"]
+        say(f"{cause}\n\nhint {level} of 3; the next one: make hint-{number} LEVEL={int(level) + 1}")
+    if cause and not cause.endswith("is not written yet") and sources.read_note().get("kind") == "write":
+        taken = taken_hints()
+        taken[number] = max(level, taken.get(number, level))
+        sources.put(ROOT / HINTS, "".join(f"{n} {taken[n]}\n" for n in sorted(taken)))

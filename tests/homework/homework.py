@@ -62,7 +62,7 @@ def main(command, *arguments):
     commands = {
         "grade-stage": lambda: grade_stage(one(), given.get("HUNT")),
         "races": lambda: grade.look_for_races(one()),
-        "hint": lambda: grade.hint(stages, words[0]),
+        "hint": lambda: grade.hint(stages, words[0], given.get("LEVEL")),
         "paper": lambda: paper.paper(one(), given.get("ID")),
         "submit": lambda: submissions.submit(one(), needed("ID", "you"), given.get("HUNT")),
         "grade": lambda: submissions.grade_many(
@@ -78,6 +78,7 @@ def main(command, *arguments):
     if (sources.HERE / "starter.py").exists():
         import check
         import exam
+        import hours
         import starter
 
         commands |= {
@@ -90,12 +91,13 @@ def main(command, *arguments):
             "hunt": lambda: starter.hunt(one(), sources.check_id(needed("ID", "you")), given.get("TO")),
             "exam": lambda: print(exam.text(exam.drawn_from(needed("COURSE", "2027s")))),
             "exam-answers": lambda: print(exam.text(exam.drawn_from(needed("COURSE", "2027s")), True)),
+            "course-hours": lambda: hours.course_hours(stages, given.get("IN")),
             "check": lambda: check.check(stages, words),
         }
     if command not in commands:
         raise UsageError(f"make {command} works in the reference; this is a learner's tree")
     status = commands[command]()
-    return status if command == "check" else 0
+    return status if command in ("check", "course-hours") else 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from sources import HERE, ROOT, UsageError, files_of, put, read_mutants, seen_in
 LEFT_OUT = ["tests/mutants.txt", "tests/mutants.sh", "tests/book.py", ".ci/run"]
 LEFT_OUT += [
     f"tests/homework/{name}"
-    for name in """HOMEWORK.md HOMEWORK-AGENTS.md check.py course.md exam.py exam.txt hostile.txt not_written.h
+    for name in """HOMEWORK.md HOMEWORK-AGENTS.md check.py course.md exam.py exam.txt hostile.txt hours.py not_written.h
     starter.py teacher.md""".split()
 ]
 
@@ -132,6 +132,26 @@ def starter(stages, course, to):
 PART_NOTES = {"hunt": "three mistakes to find", "paper": "five questions on paper"}
 
 
+def core_note(exercise):
+    """What HOMEWORK.md says of a core exercise."""
+    ranks = ", ".join(map(str, sizes_of(exercise)))
+    return f"""
+## {exercise.number} {exercise.title}
+
+{exercise.core["contract"]}
+
+*Picture:* {exercise.core["picture"]}
+
+*Sizes:* {ranks} ranks, each with two models: one that you see, and one of your teacher's.
+"""
+
+
+def sizes_of(exercise):
+    """The numbers of ranks on which its runs are; each with the visible and with the hidden sizes of the model."""
+    runs = sources.read_stages()[exercise.number[:2]].runs
+    return sorted({runs[name].ranks for name in exercise.runs})
+
+
 def homework_note(stages, course):
     rows = [
         f"| {e.number} | {e.title} | {'★' * e.stars} | {e.points} | `{e.file}` | {e.read} |"
@@ -148,6 +168,7 @@ def homework_note(stages, course):
         "stage": stages[0].number,
         "first": next(iter(stages[0].to_write())),
         "rows": "\n".join(rows),
+        "core": "".join(map(core_note, [e for s in stages for e in s.to_write().values() if e.core])),
     }
     return re.sub(r"\{(\w+)\}", lambda found: words[found[1]], (HERE / "HOMEWORK.md").read_text())
 
