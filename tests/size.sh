@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7347
-closure-01-path 4333
-closure-02 8326
-closure-03 8499
-closure-04 8470
-closure-05 9220
-closure-06 9219
-closure-07 12373
-product 17611
+closure-01 7361
+closure-01-path 4347
+closure-02 8340
+closure-03 8521
+closure-04 8486
+closure-05 9239
+closure-06 9237
+closure-07 12406
+product 17646
 stand-ins 5758
-other-C++ 20737
+other-C++ 20717
 '
 
 tests=$(realpath "$(dirname "$0")")
