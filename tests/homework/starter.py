@@ -142,7 +142,7 @@ def core_note(exercise):
 
 *Picture:* {exercise.core["picture"]}
 
-*Sizes:* {ranks} ranks with the sizes that you see, and {ranks} ranks with others when your teacher grades.
+*Sizes:* {ranks} ranks, each with two models: one that you see, and one of your teacher's.
 """
 
 
