@@ -50,7 +50,7 @@ using Operation = std::function<void(const accum* in, accum* out)>;
 
 class Primer {
  public:
-  explicit Primer(World& world) : world_(world), ranks_(world, world.all(), "primer") {}
+  Primer(World& world, int64_t seed) : world_(world), ranks_(world, world.all(), "primer"), seed_(seed) {}
 
   void collectives() {
     const int n = ranks_.ranks(), rank = ranks_.rank();
@@ -83,7 +83,7 @@ class Primer {
 
   void ring() {
     Values parts;  // one number a part
-    for (int i = 0; i < ranks_.ranks(); ++i) parts.push_back(10 * (ranks_.rank() + 1) + i + 1);
+    for (int i = 0; i < ranks_.ranks(); ++i) parts.push_back(seed_ + 10 * (ranks_.rank() + 1) + i + 1);
     const Buffer received(Values(2));
     ranks_.reset_traffic();
     show("ring, first half (reduce-scatter): part r of rank r is the sum", parts, parts.size(),
@@ -170,6 +170,7 @@ class Primer {
 
   World& world_;
   Communicator ranks_;
+  const int64_t seed_;
 };
 
 }  // namespace
@@ -177,17 +178,18 @@ class Primer {
 int main(int argc, char** argv) {
   return run_program_on_ranks(argc, argv, [&](World& world) {
     CommunicationConfig options;
-    int64_t max_bytes = 16 << 20;  // of the largest message
+    int64_t max_bytes = 16 << 20, seed = 0;  // of the largest message
     CommandLine line("Shows what NCCL's collectives do, and how fast.");
     declare_device(line, options);
     declare_communication(line, options);
     line.group("Messages");
     line.number("--max-bytes", max_bytes, 4096, int64_t{1} << 32,
                 "the largest message; they begin with 4096 bytes, each four times the one before");
+    line.number("--seed", seed, 0, 1 << 20, "is added to each number of the ring");
     line.parse(argc, argv);
     if (world.ranks() == 1) throw UsageError("mpirun -n", "1", "2 ranks or more");
     world.configure(options);
-    Primer primer(world);
+    Primer primer(world, seed);
     primer.collectives();
     primer.ring();
     primer.bandwidth(max_bytes);

@@ -71,6 +71,8 @@ class Zero : public UnitHooks {
     }
   }
 
+  // Compute waits for the unit's weights. Stage 3 gathers them, and begins to gather the next unit's; after
+  // after_weights() their buffer is free.
   void before_weights(int unit, Pass pass) override {
     if (stage_ == 0 || !holds(unit)) return;
     if (stage_ == 3) {
@@ -88,6 +90,7 @@ class Zero : public UnitHooks {
 
   // ---- Gradients
 
+  // Stages 2 and 3: backward writes into a unit buffer, when its earlier gradients have been reduced.
   void before_gradients(int unit) override {
     if (stage_ < 2 || !holds(unit)) return;
     const GradientBuffer& buffer = gradient_buffer(unit);
@@ -95,6 +98,8 @@ class Zero : public UnitHooks {
     group_.gradients(unit) = buffer.gradients;
   }
 
+  // Stages 2 and 3: adds each micro-batch's sum over the ranks to the own shard. Stages 0 and 1 sum once,
+  // after the last micro-batch. Then the copies sum their shards.
   void after_gradients(int unit, bool last) override {
     if (group_.size(unit) == 0) return;
     accum* const all = group_.gradients(unit);
@@ -146,6 +151,7 @@ class Zero : public UnitHooks {
   };
 
   bool holds(int unit) const { return unit < std::ssize(units_) && units_[unit].own_weights != nullptr; }
+  // The first element of this rank's shard in the unit: rank r has the r-th of equal shards.
   size_t shard_begin(int unit) const { return shard_ranks_.rank() * group_.shard_size(unit); }
 
   // The unit that the pass uses after this one, or none. Backward does not read the embedding's weights.
@@ -156,6 +162,8 @@ class Zero : public UnitHooks {
     return here == units.begin() || *(here - 1) == embedding_unit ? none : *(here - 1);
   }
 
+  // Allocates weights and gradients of a unit: a shard of what the stage keeps in shards, all of the rest.
+  // Names the own shard to the optimizer (add_shard).
   void allocate_shard(int unit) {
     const size_t all = group_.size(unit), begin = shard_begin(unit), size = group_.shard_size(unit);
     UnitState& own = units_[unit];

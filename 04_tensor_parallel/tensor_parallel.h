@@ -111,6 +111,7 @@ class TensorParallel : public TensorRegion {
     prefetched_ = x.data;
   }
 
+  // The rows of all ranks, for compute: those that prefetch_entered(x) gathers, or else gathered now.
   Tensor entered(Tensor x) override {
     if (!sequence_parallel_) return x;
     if (prefetched_ != x.data) {  // gather now: the compute stream may still read entered_
@@ -158,6 +159,7 @@ class TensorParallel : public TensorRegion {
   }
 
  protected:
+  // Whether the gradient of such a weight is P: the sum over the ranks is its value.
   bool is_partial(TensorSplit split) const {
     return split == TensorSplit::replicated_inside ||
            (split == TensorSplit::replicated_outside && sequence_parallel_);

@@ -101,7 +101,7 @@ class Pipeline {
     return last.range.head ? last.logits : Tensor();
   }
 
- private:
+ protected:  // tests call the instructions one by one
   // ---- What a chunk has
 
   // The memory of a micro-batch in flight. The event gradient_read is done when the weight gradients have
@@ -163,6 +163,7 @@ class Pipeline {
     }
   }
 
+  // Forward of one chunk: compute waits until its input came and its output's memory is free.
   void compute_forward(const Instruction& i, const Batch& batch) {
     InFlight& f = in_flight(i);
     Activations& a = *f.activations;
@@ -176,6 +177,8 @@ class Pipeline {
     model_.forward(batch, a);
   }
 
+  // Backward in place of the gradient that came. Records who has read what: `used`, and, if weight gradients
+  // are not apart, gradient_read.
   void compute_backward(const Instruction& i, const Batch& batch) {
     InFlight& f = in_flight(i);
     wait_event(compute_, f.gradient_came);
@@ -207,6 +210,7 @@ class Pipeline {
 
   // ---- Messages: the stream waits, runs the message, and records an event when that is complete
 
+  // The output or the gradient, once compute has written it.
   void send(const Instruction& i) {
     const Link& out = link(i);
     InFlight& f = in_flight(i);
@@ -216,6 +220,7 @@ class Pipeline {
     (gradient ? f.gradient_sent : f.output_sent).record(out.stream());
   }
 
+  // Into x, or into d_residual, when nobody needs what lies there. It does not wait for all of compute.
   void receive_activation(const Instruction& i) {
     const Link& in = link(i);
     wait_event(in.stream(), input(i).used);  // by the earlier micro-batch's input gradient

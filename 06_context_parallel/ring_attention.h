@@ -26,6 +26,8 @@ class RingAttention : public AttentionByRank {
 
   int ranks() const { return ranks_; }
 
+  // t.out and t.lse of this rank's queries, over the keys of all ranks. It takes ranks - 1 hops, each beside
+  // the block of its step.
   void forward(const Blas& blas, AttentionShape shape, const AttentionTensors& t) override {
     const cudaStream_t compute = blas.stream();
     const AccumTensor out = accumulator(t.out, blocks_.accumulator_memory());
@@ -41,6 +43,7 @@ class RingAttention : public AttentionByRank {
     round_to(t.out, out, compute);
   }
 
+  // g.d_q, g.d_k and g.d_v of this rank's rows. Keys and values hop as in forward, their sums once more.
   void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
                 const AttentionGradients& g) override {
     const cudaStream_t compute = blas.stream();
@@ -86,6 +89,7 @@ class RingAttention : public AttentionByRank {
     if (step > 0) hop(sums_[(step - 1) % 2], sums_[step % 2]);
   }
 
+  // Adds this step's block to the sums that came. In step 0 the block lies in the sums already.
   void add_to_sums(int step, cudaStream_t compute) {
     if (step == 0) return;
     const KeysValues<accum> sums = sums_[step % 2];

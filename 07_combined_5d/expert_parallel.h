@@ -197,7 +197,6 @@ class ExpertParallel : public FeedForward {
                             compute_, has_shared());
   }
 
- private:
   // The dispatched rows, by this rank's experts: their rows lie one after the other.
   struct RowsOfExperts {
     std::vector<int64_t> first, rows;  // [own experts]
@@ -209,7 +208,20 @@ class ExpertParallel : public FeedForward {
       return each;
     }
   };
+  // How many rows came to each own expert, from all ranks, and where they begin in the dispatched order.
+  RowsOfExperts rows_of_experts(const RowCounts& n) const {
+    RowsOfExperts r;
+    for (int i = 0; i < own_; ++i) {
+      int64_t rows = 0;
+      for (int rank = 0; rank < expert_ranks_.ranks(); ++rank) rows += n.came[rank * own_ + i];
+      r.first.push_back(r.all);
+      r.rows.push_back(rows);
+      r.all += rows;
+    }
+    return r;
+  }
 
+ private:
   bool has_shared() const { return model_.shared_experts > 0; }
 
   // Parameter `of` (0: gate, 1: up, 2: down) of each of this rank's experts, and so many more after it.
@@ -236,18 +248,6 @@ class ExpertParallel : public FeedForward {
     const std::string text = std::to_string(n.rows_that_came()) +
                              " rows for the experts of a rank, room for " + std::to_string(buffer_rows_);
     fail("--expert-buffer", text.c_str(), __FILE__, __LINE__);
-  }
-
-  RowsOfExperts rows_of_experts(const RowCounts& n) const {
-    RowsOfExperts r;
-    for (int i = 0; i < own_; ++i) {
-      int64_t rows = 0;
-      for (int rank = 0; rank < expert_ranks_.ranks(); ++rank) rows += n.came[rank * own_ + i];
-      r.first.push_back(r.all);
-      r.rows.push_back(rows);
-      r.all += rows;
-    }
-    return r;
   }
 
   const TrainingConfig training_;

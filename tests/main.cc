@@ -2,6 +2,7 @@
 // to this build or this number of ranks, is neither: it was skipped. On several ranks (mpirun -n 4 mpi_tests
 // [filter]) every rank runs every case, failures appear with their rank, and rank 0 says all else.
 // TEST_TIMES=FILE: appends how long each case took, in seconds, a tab, and its name (run.sh).
+// TEST_NUMBER=N: the line before the last one is N, so who asked knows that all cases came to their end.
 #define CATCH_CONFIG_RUNNER
 #include <chrono>
 #include <cstdio>
@@ -118,6 +119,7 @@ int main(int argc, char** argv) {
                 << "' looks everywhere, and names the nearest\n";
     }
     if (skipped > 0) std::cout << skipped << " skipped\n";
+    if (const char* const number = std::getenv("TEST_NUMBER")) std::cout << number << '\n';
     std::cout << runner::counts() << std::endl;
   }
   runner::finish();

@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7382
-closure-01-path 4312
-closure-02 8239
-closure-03 8412
-closure-04 8383
-closure-05 9132
-closure-06 9132
-closure-07 12284
-product 17532
+closure-01 7395
+closure-01-path 4325
+closure-02 8252
+closure-03 8433
+closure-04 8398
+closure-05 9150
+closure-06 9149
+closure-07 12316
+product 17567
 stand-ins 5758
-other-C++ 20627
+other-C++ 20621
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -54,6 +54,8 @@ send and receive: from each rank to the next
   CHECK(outcome.out.find("\n        4096 ") != std::string::npos);
   CHECK(outcome.out.find("\n       16384 ") != std::string::npos);
   CHECK(outcome.out.find("\n       65536 ") == std::string::npos);
+  const Outcome seeded = run(folder, "--max-bytes 4096 --seed 7", "collectives", "mpirun -n 3 ");
+  CHECK(seeded.out.find("rank 0  [18, 19, 20]  ->  [84, 87, 90]") != std::string::npos);
 }
 
 TEST_CASE("02: the primer refuses wrong options, once", "[02][primer][bad-input][mpirun]") {

@@ -211,9 +211,9 @@ TEST_CASE("memory is as predicted", "[01][transformer][memory]") {
   options.attention = GENERATE(Attention::naive, Attention::tiled);
   CAPTURE(options.model.d_model, to_string(options.recompute), to_string(options.optimizer),
           to_string(options.attention));
-  const MemoryBytes before = memory_in_use;
+  const MemoryBytes before = memory_in_use();
   TestModel model(options);
-  const MemoryBytes measured = minus(memory_in_use, before), predicted = predict_memory(options).total();
+  const MemoryBytes measured = minus(memory_in_use(), before), predicted = predict_memory(options).total();
   for (size_t i = 0; i < purposes; ++i) {
     CAPTURE(purpose_names[i], predicted[i], measured[i]);
     CHECK(measured[i] == predicted[i]);
@@ -263,9 +263,9 @@ TEST_CASE("tiled attention: memory is linear in the sequence", "[06][transformer
     Options options = test_options(2, 16, 4, 2, 8, 11, sequence, 1, 1);
     options.attention = attention;
     options.recompute = recompute;
-    const size_t before = memory_in_use[3];
+    const size_t before = memory_in_use()[3];
     const TestModel model(options);
-    const size_t measured = memory_in_use[3] - before;
+    const size_t measured = memory_in_use()[3] - before;
     CHECK(measured == predict_memory(options).total()[Purpose::activations]);
     return static_cast<int64_t>(measured);
   };
@@ -281,7 +281,7 @@ TEST_CASE("tiled attention: memory is linear in the sequence", "[06][transformer
 
 TEST_CASE("no step allocates", "[01][transformer][memory]") {
   TestModel model(odd_options());
-  const MemoryBytes before = memory_peak;
+  const MemoryBytes before = memory_peak();
 #ifdef CUDA_CPU
   const auto counts = [] {
     const cuda_cpu::Counters c = cuda_cpu::counters();
@@ -291,7 +291,7 @@ TEST_CASE("no step allocates", "[01][transformer][memory]") {
   const std::vector<long> after_first = counts();
 #endif
   for (int step = 1; step < 4; ++step) model.train_step(step, random_batches(model.options, step));
-  CHECK(memory_peak == before);
+  CHECK(memory_peak() == before);
 #ifdef CUDA_CPU
   CHECK(counts() == after_first);
 #endif

@@ -2,20 +2,27 @@
 
 namespace pentatron {
 
+namespace {
+MemoryBytes in_use = {}, peak = {};
+}
+
+MemoryBytes memory_in_use() { return in_use; }
+MemoryBytes memory_peak() { return peak; }
+
 size_t gradient_bytes() { return sizeof(accum); }
 
 void* DeviceArena::allocate(size_t bytes) {
   void* data = nullptr;
   if (bytes > 0) CUDA_CHECK(cudaMalloc(&data, bytes));
   memory_.push_back({data, Free{bytes, purpose_}});
-  memory_in_use[purpose_] += bytes;
-  memory_peak[purpose_] = std::max(memory_peak[purpose_], memory_in_use[purpose_]);
+  in_use[purpose_] += bytes;
+  peak[purpose_] = std::max(peak[purpose_], in_use[purpose_]);
   return data;
 }
 
 void DeviceArena::Free::operator()(void* data) const {
   CUDA_CHECK(cudaFree(data));
-  memory_in_use[purpose] -= bytes;
+  in_use[purpose] -= bytes;
 }
 
 Stream::Stream(const char* name, bool urgent) {

@@ -35,8 +35,9 @@ struct Gradient {
   bool add;
 };
 
-// Bytes of each purpose: those allocated now, and the most of this process so far.
-inline MemoryBytes memory_in_use = {}, memory_peak = {};
+// Bytes of each purpose: those allocated now, and the most of this process so far. DeviceArena alone counts.
+MemoryBytes memory_in_use();
+MemoryBytes memory_peak();
 
 // Owns matrices in device memory, of one purpose, that are freed together. Fresh memory holds anything.
 class DeviceArena {

@@ -39,10 +39,12 @@ void linear_forward(const Blas& blas, Tensor x, Tensor weight, Tensor y) {
   blas.product({x, Transpose::no}, {weight, Transpose::no}, 0, y, "gemm_forward");
 }
 
+// d_x [rows, in] = d_y [rows, out] W [out, in].
 void linear_dgrad(const Blas& blas, Tensor d_y, Tensor weight, Tensor d_x) {
   blas.product({d_y, Transpose::no}, {weight, Transpose::yes}, 0, d_x, "gemm_dgrad");
 }
 
+// d_weight [out, in] = d_y^T x, or that is added. It has a value, or stays, if there are no rows.
 void linear_wgrad(const Blas& blas, Tensor d_y, Tensor x, Gradient d_weight) {
   if (x.rows == 0) {
     if (!d_weight.add) CUDA_CHECK(cudaMemsetAsync(d_weight.sum.data, 0, d_weight.sum.bytes(), blas.stream()));

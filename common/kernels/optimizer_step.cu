@@ -32,6 +32,7 @@ void sum_of_squares(const accum* x, size_t size, double* parts, double* sum, cud
   launch(add_parts_kernel, dim3(1), shortest_kernel, stream, parts, norm_parts, sum);
 }
 
+// The factor that shortens a gradient to the norm max_norm; 1 if it is no longer, or if max_norm is 0.
 __device__ double clip_factor(double norm_squared, double max_norm) {
   const double factor = max_norm / (sqrt(norm_squared) + 1e-6);
   return max_norm > 0 && factor < 1 ? factor : 1.0;
@@ -101,6 +102,7 @@ __global__ void adamw_step_kernel(accum beta1, accum beta2, accum gain1, accum g
   }
 }
 
+// Starts the kernel, whose `decay` is the factor 1 - lr * weight_decay.
 void adamw_step(const AdamW& adamw, real* weights, accum* master, const accum* gradients, accum* moment1,
                 accum* moment2, const StepFactors* factors, size_t size, cudaStream_t stream) {
   const int width = width_for(size, weights, master, gradients, moment1, moment2);

@@ -76,6 +76,7 @@ void rotary_forward(Tensor qkv, const int32_t* positions, AccumTensor table, Hea
          positions, table.data, shape.heads, shape.kv_heads, shape.head_size, q.data, k.data, v.data);
 }
 
+// A block a row: turns each head of d_q and d_k back, and copies d_v, to their places in d_qkv.
 template <int width>
 __global__ void rotary_backward_kernel(In<real> d_q /*[rows, heads*size]*/,
                                        In<real> d_k /*[rows, kv_heads*size]*/, In<real> d_v /*as d_k*/,

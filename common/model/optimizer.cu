@@ -6,6 +6,7 @@
 
 namespace pentatron {
 
+// config.warmup_steps steps rise by equal parts; config.steps - config.warmup_steps follow the cosine.
 double learning_rate(const TrainingConfig& config, int64_t step) {
   if (step < config.warmup_steps) return config.lr * (step + 1) / config.warmup_steps;
   const double decay_steps = std::max(1, config.steps - config.warmup_steps);

@@ -16,7 +16,7 @@ size_t measured_libraries() {
   if (is_modelled() || processes_of_device > 1) return 0;
   size_t free = 0, total = 0;
   CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  return total - free - sum_of(memory_in_use);
+  return total - free - sum_of(memory_in_use());
 }
 
 void print_banner(const Options& options, const TokenData& data, int64_t parameters, int ranks, int present,
@@ -88,7 +88,7 @@ MemoryPrediction require_memory(const MemoryPrediction& predicted, int channels_
   if (is_dry_run()) of_libraries = ranks.library_bytes(channels_to_come);
   if (!is_modelled()) of_libraries = ranks.library_bytes(channels_to_come) - ranks.context_bytes();
   // Ranks may need different amounts, and all refuse together. Some of the memory may have been allocated.
-  const double needed = sum_of(predicted.total()), there = free_device_memory() + sum_of(memory_in_use);
+  const double needed = sum_of(predicted.total()), there = free_device_memory() + sum_of(memory_in_use());
   const std::vector<double> most =
       ranks.largest({needed + of_libraries - there, needed, double(of_libraries), -there});
   const double lack = most[0], total = most[1], libraries = most[2], available = -most[3];
@@ -150,7 +150,7 @@ bool Run::next_step() {
 
 void Run::end_step() {
   totals_.send(trained_.loss_scale());
-  const double memory = static_cast<double>(sum_of(memory_peak));
+  const double memory = static_cast<double>(sum_of(memory_peak()));
   issued_.push_back({step_, memory, sent_bytes(peers_.traffic())});
   // A save waits for the device anyway. So what is saved has been logged, and has no NaN in it.
   while (issued_.size() > (checkpoint_.is_due(step_) ? 0 : 1)) log_step();
@@ -213,7 +213,7 @@ void Run::log_step() {
 void Run::summarize(const MemoryPrediction& predicted,
                     const std::vector<std::pair<std::string, int>>& layout) {
   trace_.stop();
-  const RankMemory memory = {predicted, memory_peak, peers_.library_bytes(0), measured_libraries()};
+  const RankMemory memory = {predicted, memory_peak(), peers_.library_bytes(0), measured_libraries()};
   const std::vector<std::string> reports = peers_.gather(
       to_text({memory, peers_.traffic(), trace_.overlap(), peers_.rank(), peers_.stands_for()}));
   if (log_) {

@@ -23,7 +23,8 @@ import reference
 import sources
 import starter
 import submissions
-from observe import BuildError, Machine, Observation, build, differences, hints_of, observe, progress_of
+from observe import BuildError, Machine, Observation, build, differences, observe
+from observe import hint_in, hints_of, objects_of, progress_of
 from reference import in_workplaces, workplace
 from sources import ROOT, UsageError, exercise_of, put, read_mutants
 
@@ -241,6 +242,30 @@ def order(stages, only=None):
     in_workplaces(tasks, list(stages.values()), work, races=False)
 
 
+def calls(stages):
+    """What a body calls that no body needs is found, in whatever object file its machine code is."""
+    ends = dict(zip("12345", ("_exit", "abort", "exit", "putchar", "puts")))
+    words = {"putchar": "0", "puts": '""', "_exit": "0", "exit": "0"}
+
+    def work(machine, stage):
+        with tempfile.TemporaryDirectory() as folder:
+            grader, planted = submissions.Grader(stages, "check", pathlib.Path(folder)), {}
+            for number, exercise in stage.exercises.items():
+                call = f"__builtin_{ends[number[-1]]}({words.get(ends[number[-1]], '')})"
+                call = f"{{ if (volatile bool never = false; never) {call}; "
+                planted[number] = [call + body[1:] for body in sources.bodies_of(ROOT, exercise)]
+            with sources.grafted(machine, stage, planted):
+                build(machine, objects_of(stage, stage.exercises))
+                found = {n: grader.foreign(machine, stage, [n], False) for n in planted}
+        expect(
+            all(ends[n[-1]] in names for n, names in found.items()),
+            f"{stage.number}: forbidden calls {found}",
+        )
+        return stage.number
+
+    in_workplaces(list(stages.values()), list(stages.values()), work, races=False)
+
+
 def digits(stages):
     """Numbers that differ are told with digits that differ."""
     stage = stages["01"]
@@ -428,17 +453,50 @@ def judges(stages):
         for races, hint in (([], ""), (["a race"], ""), ([], "wrong"), (["a race"], "wrong"))
     ]
     expect(points == [15, 12, 8, 8], f"two judges against a body cost no less than one: {points}")
+    said = [hint_in(0, "doing: a step\n7\n1 passed, 0 failed\n", number) for number in "78"]
+    expect(said == ["", "a step: it ends the process"], f"a probe's end has the grader's number: {said}")
+    finish = "after finish_gradient_sync() compute does not wait"
+    guilty = [n for n in ("02.4", "02.5") if not grade.names_another(stages["02"], n, finish)]
+    expect(guilty == ["02.5"], f"who wrote finish_gradient_sync() is guilty of it: {guilty}")
     for hints, blamed in ((["", "no", "", "other"], [2]), (["", "a", "a", "b"], [2, 3]), ([""] * 4, [1])):
         verdicts = [
             grade.Verdict(f"03.{n}", "", 10, 0, "wrong", hint, wrong=1) for n, hint in enumerate(hints, 1)
         ]
+        verdicts.append(grade.Verdict("03.5", "", 10, 10))
         grade.blame(stages["03"], verdicts)
         found = [int(v.exercise[3:]) for v in verdicts if not v.because]
         right = [v.points == 10 for v in verdicts]
         expect(
-            found == blamed and right == [bool(any(hints) and not hint) for hint in hints],
+            found == [*blamed, 5] and right == [*(bool(any(hints) and not hint) for hint in hints), True],
             f"with the hints {hints} 03.{blamed} is to blame: {[v.line() for v in verdicts]}",
         )
+
+
+def together(stages):
+    """A body that makes runs of other exercises wrong loses points; so do two that do not fit each other."""
+    stage, numbers = stages["03"], reference.load()["03"]
+    other = {
+        n: [body.replace("{", "{ (void)0;", 1) for body in sources.bodies_of(ROOT, e)]
+        for n, e in stage.exercises.items()
+    }
+    copies = [name for name in stage.runs if "copies" in name]
+    with tempfile.TemporaryDirectory() as name:
+        grader = submissions.Grader(stages, "check", pathlib.Path(name))
+        grader.references["03"] = numbers
+        grader.hints = lambda machine, stage, bodies: dict.fromkeys(bodies, "")
+        for guilty, wrong, left in (
+            ({"03.3"}, copies, [10, 10, 10, 20, 10]),
+            ({"03.1", "03.2"}, ["stage 1 on 2 ranks"], [5, 5, 20, 20, 10]),
+        ):
+            grader.observed = lambda machine, stage, bodies, runs, races=False: {
+                n: Observation(
+                    facts=numbers[n] | ({"loss": [0]} if n in wrong and guilty <= set(bodies) else {})
+                )
+                for n in runs
+            }
+            verdicts, words = grader.verdicts(None, stage, other)
+            points = [v.points for v in verdicts]
+            expect(points == left and wrong[0] in words, f"{guilty} make {wrong} wrong: {points}, {words}")
 
 
 def without_bodies(stage, file):
@@ -732,9 +790,11 @@ PARTS = {
     "stubs": stubs,
     "order": order,
     "digits": digits,
+    "calls": calls,
     "starters": starters,
     "parts": parts_of_a_stage,
     "judges": judges,
+    "together": together,
     "submitted": submitted,
     "hostile": hostile,
     "mistakes": mistakes,
@@ -750,6 +810,7 @@ def check(stages, parts):
         reference_itself(stages)
         parts_of_a_stage(stages)
         judges(stages)
+        together(stages)
         starters(stages, ["03"])
         stubs(stages, ["03.3"])
         mistakes(stages, ["03-only-last-micro-batch"])

@@ -69,15 +69,30 @@ def judge(stage, exercise, place, seen, numbers, races):
     return verdict
 
 
+def lose(verdict, words):
+    """Half of the points, whatever the exercise's own runs show."""
+    verdict.points = min(verdict.points, verdict.of - int(verdict.of * PARITY_SHARE))
+    if not verdict.words or verdict.words.startswith("right"):
+        verdict.words = words
+
+
 def told(verdict, hint):
     """The verdict with what a probe says of the body, if it does. That takes half of the points, whatever the
     runs show: who knows how to make a run look right does not know what a probe asks."""
     if hint:
-        verdict.points = min(verdict.points, verdict.of - int(verdict.of * PARITY_SHARE))
-        if not verdict.words or verdict.words.startswith("right"):
-            verdict.words = "its runs look right, and it is wrong"
+        lose(verdict, "its runs look right, and it is wrong")
         verdict.hint, verdict.words = hint, f"{verdict.words}. A hint: make hint-{verdict.exercise}"
     return verdict
+
+
+def names_another(stage, number, hint):
+    """Whether a sentence names functions of other exercises, and none of this one, which then is not guilty."""
+    named = set(re.findall(r"(\w+)\(", hint))
+    of = {
+        n: {re.findall(r"(\w+)\($", b)[0] for b in e.bodies if b.endswith("(")}
+        for n, e in stage.exercises.items()
+    }
+    return not named & of[number] and any(named & functions for functions in of.values())
 
 
 def believe_probe(verdict, other):
@@ -88,24 +103,22 @@ def believe_probe(verdict, other):
 
 
 def blame(stage, verdicts):
-    """In a learner's tree a wrong body makes runs of other exercises wrong, too. Guilty is the first of whom a
-    probe tells, with those of whom it tells the same, as they share it. Without any, it is the first, of each
-    program, that has most of its runs wrong. Of the others a probe may have said that they are right."""
+    """In a learner's tree a wrong body makes runs and probes of other exercises wrong, too. Guilty is the first
+    of whom a probe tells, with those of whom it tells the same, as they share it. Without any, it is the first,
+    of each program, that has most of its runs wrong. Of others a probe may have said that they are right."""
     for program in {run.program for run in stage.runs.values()}:
-        wrong = [
-            v
-            for v in verdicts
-            if v.wrong
-            and not v.because
-            and stage.runs[stage.exercises[v.exercise].runs[0]].program == program
-        ]
+        runs = {v.exercise: stage.runs[stage.exercises[v.exercise].runs[0]] for v in verdicts}
+        mine = [v for v in verdicts if runs[v.exercise].program == program and not v.because]
+        wrong = [v for v in mine if v.wrong]
         if not wrong:
             continue
-        first = next((v for v in wrong if v.hint), None) or max(wrong, key=lambda v: v.wrong)
-        for verdict in wrong:
-            if first.hint and not verdict.hint:
+        first = next((v for v in mine if v.hint), None) or max(wrong, key=lambda v: v.wrong)
+        for verdict in mine:
+            if verdict.wrong and first.hint and not verdict.hint:
                 believe_probe(verdict, first.exercise)
-            elif verdict is not first and (not first.hint or verdict.hint != first.hint):
+            elif verdict is not first and (
+                verdict.hint not in ("", first.hint) if first.hint else verdict.wrong
+            ):
                 verdict.because = first.exercise
                 verdict.words = f"not judged because of {first.exercise}"
 
@@ -155,6 +168,9 @@ def grade(stage, say=print, seen=()):
     for name in runs:
         seen[name] = seen.get(name) or observe(machine, stage.runs[name])
     hints = hints_of(machine, stage, written) if written else {}
+    for number, hint in hints.items():
+        if names_another(stage, number, hint) and hint in [h for n, h in hints.items() if n != number]:
+            hints[number] = ""
     for number, exercise in asked.items():
         place = place_of(ROOT, exercise)
         if number not in written:

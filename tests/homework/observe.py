@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import resource
+import secrets
 import signal
 import stat
 import subprocess
@@ -119,6 +120,47 @@ def build(machine, programs, races=False):
     )
 
 
+# What machine code may call: this project, CUDA and NCCL, mathematics, and what C++ itself needs. Nothing of
+# it ends the process well, prints, or reaches a file.
+MAY_CALL = re.compile(
+    r"""
+    (\w+\ )?pentatron::(?!trace::) | (cuda|nccl|cublas)[A-Z]\w*\( | operator\ (new|delete) |
+    (typeinfo|vtable|VTT|typeinfo\ name)\ for\ | _Unwind_ | __cxa_ | __gxx_ | __tsan_ | _ZGV |
+    std::(__throw_|\w+_error::|out_of_range::|invalid_argument::|exception::|bad_\w+::|_Rb_tree_|_Hash_bytes|
+          __detail::(_List_node|_Prime_rehash)|(basic_)?ostream\b|ios_base::|basic_ios<|locale::|
+          __cxx11::basic_(string|stringbuf|o?stringstream)<) |
+    (__dso_handle|_GLOBAL_OFFSET_TABLE_|__libc_single_threaded|__stack_chk_fail|__errno_location|
+     __assert_fail|__popcount.i2|mem(cpy|move|set|cmp|chr)|str(len|cmp|to[dl])|v?snprintf|(m|c|re)alloc|free|
+     std::(nothrow|terminate\(\))|
+     (exp|exp2|expm1|log|log2|log10|log1p|pow|sqrt|cbrt|hypot|sin|cos|sincos|tan|a?(sin|cos|tan)h?|atan2|
+      f?abs|fmin|fmax|fmod|fma|floor|ceil|trunc|(ll?)?r(ound|int)|nearbyint|remainder|ldexp|frexp|modf|[lt]gamma|
+      erfc?)[fl]?)$
+    """,
+    re.X,
+)
+
+
+def objects_of(stage, numbers):
+    """The object files, in a folder of builds, that have the machine code of these exercises: those of a file
+    with kernels, or of the program that includes a header, and what else of the stage may include it."""
+    files = {e.file for e in stage.exercises.values() if e.file.startswith(stage.program)}
+    for exercise in (stage.exercises[number] for number in numbers):
+        program = stage.runs[exercise.runs[0]].program
+        main = f"{program}/main.cu" if program == stage.program else f"{stage.program}/{program}.cu"
+        files.add(exercise.file if exercise.file.endswith(".cu") else main)
+    return sorted(f"objects/{file}.o" for file in files if file.endswith(".cu"))
+
+
+def calls_of(machine, name, races=False):
+    """What an object file needs of others, and of libraries."""
+    status, output = machine.call(
+        ["nm", "-uC", f"{folder_of(races)}/{name}"], machine.tree, 60, building=True
+    )
+    if status:
+        raise BuildError(f"nm: {output[:200]}")
+    return re.findall(r"^ +[UvVwW] (.*)$", output, re.M)
+
+
 def progress_of(machine, command):
     """Says how many files are compiled, and how long that will take: the first time minutes."""
     would = machine.call([*command, "-n"], machine.tree, 60, building=True)[1]
@@ -162,7 +204,7 @@ def observe(machine, run, seed=None, races=False, keep=None):
         main = run.program != "collectives"
         if main:
             command += ["--data", str(machine.tree / "LICENSE"), "--log-json", str(log)]
-        if seed is not None and main:
+        if seed is not None:
             command += [*run.hidden, "--seed", str(seed)]
         if keep:
             command += ["--trace", str(trace)]
@@ -177,10 +219,8 @@ def observe(machine, run, seed=None, races=False, keep=None):
         seen = Observation(races=races_in(output))
         if status != 0:
             seen.end = "a data race" if seen.races else end_of(status, output)
-            if (
-                "ring_all_reduce failed" in output
-            ):  # of large arrays; what a few numbers became is printed before
-                seen.end, seen.facts = "ok", facts_of_primer(output, "other sums than NCCL's")
+            if "ring_all_reduce failed" in output:  # what a few numbers became is printed before
+                seen.end, seen.facts = "ok", facts_of_primer(output, "other sums than NCCL's behind")
             elif re.search(COPIES, output, re.M):  # the numbers say first where it began
                 seen.facts = facts_of_log(log)
         elif any(option.startswith("--show-") for option in run.options):
@@ -217,10 +257,12 @@ def end_of(status, output):
     return lines[0][:160] if lines else f"it ends with status {status}"
 
 
-def facts_of_primer(output, large_arrays="right"):
+def facts_of_primer(output, large_arrays="right up to"):
     lines = list(ring_lines(output))
+    sizes = re.findall(r"^ +(\d+)  ", output, re.M)  # a line of times for each that is right
+    values = [line for line in lines if "sent" not in line]
     return {
-        "values": [line for line in lines if "sent" not in line] + [f"arrays of all sizes: {large_arrays}"],
+        "values": [*values, f"arrays of all sizes: {large_arrays} {sizes[-1] if sizes else 0} bytes"],
         "elements send": [float(line.split()[-1]) for line in lines if "sent" in line],
     }
 
@@ -296,15 +338,21 @@ def hints_of(machine, stage, numbers):
     with tempfile.TemporaryDirectory(dir=machine.tree / "build") as folder:
         machine.own(folder)
         learner = bool(read_note(machine.tree))
-        ask = lambda number: hint_in(*machine.call([*command, f"[{number}]"], folder, PROBE_SECONDS), learner)
+
+        def ask(number):
+            sign = str(secrets.randbelow(10**12))
+            extra = {"TEST_NUMBER": sign}
+            status, output = machine.call([*command, f"[{number}]"], folder, PROBE_SECONDS, extra)
+            return hint_in(status, output, sign, learner)
+
         hints = {number: ask(number) for number in numbers}
         return {
             number: ask(number) if hint.endswith("it hangs") else hint for number, hint in hints.items()
         }  # or it was slow
 
 
-def hint_in(status, output, learner=False):
-    if status == 0:
+def hint_in(status, output, sign, learner=False):
+    if status == 0 and re.search(rf"^{sign}\n[1-9]\d* passed, 0 failed$", output, re.M):
         return ""
     if found := re.search(r"^hint: (.*)$", output, re.M):
         return found[1]
@@ -318,7 +366,8 @@ def hint_in(status, output, learner=False):
         re.M,
     )
     hangs = status == 124 or "time limit exceeded" in output
-    end = next(filter(None, error.groups())) if error else "it hangs" if hangs else "it crashes"
+    end = "it crashes" if status else "it ends the process"
+    end = next(filter(None, error.groups())) if error else "it hangs" if hangs else end
     end = re.sub(r"^(\w+)\(.*\) failed", r"\1() failed", end)
     return f"{doing[-1].strip() if doing else 'at its start'}: {end}"
 
@@ -447,5 +496,11 @@ def in_words(differs, seen, reference):
             f"the numbers are right, but the modelled time is {ratio(seen.facts['seconds'][0], reference['seconds'][0])}"
             + f"; compute hides {hidden[0]} of communication, and should hide {hidden[1]}"
             * (hidden[0] != hidden[1])
+            + "".join(
+                f"; rank 0 has {int(here[0])} calls of {name[6:]} in place of {int(reference.get(name, [0])[0])}"
+                for name, here in differs.items()
+                if name.startswith("calls")
+            )
+            + "; nothing else differs: the host waits, or compute does more" * (list(differs) == ["seconds"])
         )
     return "right" if is_right(differs) else "steps are missing"

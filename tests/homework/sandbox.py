@@ -80,7 +80,7 @@ class Sandbox(Machine):
         keep = {
             k: v
             for k, v in environment.items()
-            if k.startswith(("UCX_", "OMP_", "TSAN_", "LC_", "OPENBLAS_"))
+            if k.startswith(("UCX_", "OMP_", "TSAN_", "LC_", "OPENBLAS_", "TEST_NUMBER"))
         }
         return [*argv, *command], keep | {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp"}, limits
 

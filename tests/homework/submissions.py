@@ -17,7 +17,7 @@ import open_problems
 import pages
 import paper
 import sources
-from observe import BuildError, Machine, Observation, build, observe, text_of
+from observe import MAY_CALL, BuildError, Machine, Observation, build, calls_of, objects_of, observe, text_of
 from observe import costs_right, differences, hints_of, in_words, is_right
 from sandbox import Sandbox, check_sandbox
 from reference import in_workplaces, numbers_of
@@ -158,6 +158,26 @@ class Grader:
             self.references[stage.number] = self.kept(f"reference {stage.number}", run)
         return self.references[stage.number]
 
+    def calls(self, stage, races):
+        """{object file: what it calls} of the clean tree, where the stage's bodies are."""
+
+        def work():
+            names = objects_of(stage, stage.exercises)
+            build(Machine(ROOT), names, races)
+            return {name: calls_of(Machine(ROOT), name, races) for name in names}
+
+        return self.kept(f"calls {stage.number} {races}", work)
+
+    def foreign(self, sandbox, stage, bodies, races):
+        """What these bodies call that no body needs. So they forge no result, whatever words they find: what
+        ends the process, prints, or reaches a file or another's counters is called."""
+        return [
+            call
+            for name in objects_of(stage, bodies)
+            for call in calls_of(sandbox, name, races)
+            if call not in self.calls(stage, races)[name] and not MAY_CALL.match(call)
+        ]
+
     def kept(self, key, work):
         """work()'s result; what it was the last time, with the same sources and course."""
         name = hashlib.sha256(f"{self.sources} {self.course} {self.check_words} {key}".encode()).hexdigest()[
@@ -179,7 +199,10 @@ class Grader:
         sandbox, seen = Sandbox(machine.tree), {}
         try:
             with sources.grafted(sandbox, stage, bodies):
-                build(sandbox, {stage.runs[name].program for name in runs}, races)
+                programs = {stage.runs[name].program for name in runs}
+                build(sandbox, programs.union(objects_of(stage, bodies)), races)
+                if self.check_words and (calls := self.foreign(sandbox, stage, bodies, races)):
+                    return {n: [f"refused: {calls[0]} is not allowed in a body", {}, []] for n in runs}
                 for name in runs:
                     o = observe(sandbox, stage.runs[name], self.seed(stage), races)
                     seen[name] = [o.end, o.facts, o.races]
@@ -216,7 +239,7 @@ class Grader:
                 mine[number] = body
         if not mine:
             return list(verdicts.values()), ""
-        runs = list(dict.fromkeys(name for n in mine for name in stage.exercises[n].runs))
+        runs = list(stage.runs)
         if not any(self.hints(machine, stage, mine).values()):
             watched = self.observed(machine, stage, mine, runs, races=True)
             if all(
@@ -236,13 +259,24 @@ class Grader:
         )
         for number, body in mine.items():
             exercise, races = stage.exercises[number], []
-            seen = self.observed(machine, stage, {number: body}, exercise.runs)
+            names = runs if len(mine) == 1 else list(dict.fromkeys([*exercise.runs, *broken]))
+            spoiled = self.observed(machine, stage, {number: body}, names)
+            seen = {name: spoiled.pop(name) for name in exercise.runs}
             if all(o.end == "ok" for o in seen.values()):
                 watched = self.observed(machine, stage, {number: body}, exercise.runs, races=True)
                 races = sorted({race for o in watched.values() for race in o.races})
                 if not races and any(o.end != "ok" for o in watched.values()):
                     seen = watched
             verdicts[number] = self.judge(machine, stage, exercise, body, seen, races)
+            for name, o in spoiled.items():
+                if not is_right(d := differences(o, numbers[name])):
+                    grade.lose(verdicts[number], f"{name}: {in_words(d, o, numbers[name])}")
+        if broken and all(verdicts[n].points == verdicts[n].of for n in mine):
+            name = broken[0]  # each is right alone; those do not fit without whom the others are right
+            for number in mine:
+                others = {n: body for n, body in mine.items() if n != number}
+                if is_right(differences(self.observed(machine, stage, others, [name])[name], numbers[name])):
+                    grade.lose(verdicts[number], f"right alone, and wrong with the others: {together}")
         return list(verdicts.values()), together
 
     def hints(self, machine, stage, bodies):
@@ -374,8 +408,10 @@ def grade_many(stages, source, target, course, roster=None, folder_of_pages=None
         Grader(stages, course, folder),
         [s for s in stages.values() if s.number in {c["stage"] for c in contents.values()}],
     )
-    for stage in used:
+    for stage in used:  # before several work at once
         grader.numbers(stage)
+        for races in (False, True):
+            grader.calls(stage, races)
 
     def work(machine, name):
         content = contents[name]

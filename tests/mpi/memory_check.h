@@ -7,7 +7,7 @@
 namespace pentatron {
 
 inline MemoryBytes allocated_since(const MemoryBytes& before) {
-  MemoryBytes bytes = memory_in_use;
+  MemoryBytes bytes = memory_in_use();
   for (size_t i = 0; i < purposes; ++i) bytes[i] -= before[i];
   return bytes;
 }

@@ -214,7 +214,7 @@ void check(const Request& request) {
   World world(nullptr, nullptr);
   CombinedCase c = requested_case(request);
   check_combined(c.options, c.shape);
-  const MemoryBytes before = memory_in_use;
+  const MemoryBytes before = memory_in_use();
   CombinedModel combined(c, world);
   const auto train_step = [&](int step) {
     combined.accumulate(random_batches(c.options, step));

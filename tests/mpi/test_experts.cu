@@ -540,7 +540,7 @@ void check_expert_memory(const CombinedCase& c) {
              << to_string(c.options.pipeline.pp_schedule) << ", recompute "
              << to_string(c.options.recompute));
   World world(nullptr, nullptr);
-  const MemoryBytes before = memory_in_use;
+  const MemoryBytes before = memory_in_use();
   CombinedModel model(c, world);
   model.accumulate(random_batches(c.options, 0));
   model.update(0);

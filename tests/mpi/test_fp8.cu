@@ -127,7 +127,7 @@ TEST_CASE("07: fp8: memory is as predicted", "[07][fp8][memory]") {
     c.options.experts.ep = c.shape.ep;
     INFO("tp " << c.shape.tp << ", ep " << c.shape.ep << ", shared experts "
                << c.options.model.shared_experts);
-    const MemoryBytes before = memory_in_use;
+    const MemoryBytes before = memory_in_use();
     CombinedModel model(c, world);
     model.accumulate(batches_of_step(c.options, 0));
     model.update(0);

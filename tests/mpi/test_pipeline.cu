@@ -157,7 +157,7 @@ int64_t activation_bytes(const Technique& technique, int micro_batches,
   options.recompute = recompute;
   const Schedule schedule = technique.schedule_of(p, micro_batches);
   const size_t libraries = world.library_bytes(channels_of_pipeline(schedule, world.rank(), true));
-  const MemoryBytes before = memory_in_use;
+  const MemoryBytes before = memory_in_use();
   ParallelModel model(options, technique, world, ranks);
   CHECK(world.library_bytes(0) == libraries);
   model.train_step(0, random_batches(options, 0));

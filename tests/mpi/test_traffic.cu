@@ -355,7 +355,7 @@ void check_within_a_percent(size_t measured, double expected) {
 // Bytes of each purpose that a model of this technique added, after a step.
 MemoryBytes measured_bytes(const CombinedOptions& options, const Technique& technique, World& world,
                            Communicator& ranks) {
-  const MemoryBytes before = memory_in_use;
+  const MemoryBytes before = memory_in_use();
   ParallelModel model(options, technique, world, ranks);
   model.train_step(0, random_batches(options, 0));
   return allocated_since(before);
@@ -450,9 +450,9 @@ CombinedOptions context_options(int layers, int ranks, int kv_heads = 4) {
 }
 
 size_t activations_alone(const CombinedOptions& options) {
-  const size_t before = memory_in_use[3];
+  const size_t before = memory_in_use()[3];
   const TestModel model(options);
-  return memory_in_use[3] - before;
+  return memory_in_use()[3] - before;
 }
 
 void check_context_memory(CpExchange exchange, Attention attention) {

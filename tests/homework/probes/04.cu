@@ -47,8 +47,7 @@ struct Region {
   std::string wrong_rows(const std::string& what, const Tensor& x, int owner = 0) {
     if (x.rows != rows)
       return text(here(), with, what, ": ", x.rows, " rows in place of ", rows, ", those of all ranks");
-    const std::span<real>& seen = read(compute, x);
-    CUDA_CHECK(cudaDeviceSynchronize());
+    const auto seen = at(x);
     const size_t part = outside.size();
     std::string wrong;
     for (size_t r = 0; r * part < x.size() && wrong.empty(); ++r)
@@ -61,8 +60,7 @@ struct Region {
   std::string wrong_sum(const std::string& what, const Tensor& x) {
     if (x.rows != outside.rows)
       return text(here(), with, what, ": ", x.rows, " rows in place of ", outside.rows);
-    const std::span<real>& seen = read(compute, x);
-    CUDA_CHECK(cudaDeviceSynchronize());
+    const auto seen = at(x);
     return sum.wrong(with + what, seen, sequence_parallel ? static_cast<int64_t>(rank * outside.size()) : 0);
   }
   // In `work` compute and communication take turns: each operation waits for the one before it.
@@ -163,8 +161,7 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
   r.tell_waits("combine()", [&] { r.region->combine(statistics); });
   write(r.compute, statistics.data, mine);
   r.region->combine(statistics);
-  const std::span<accum>& seen = read(r.compute, statistics);
-  CUDA_CHECK(cudaDeviceSynchronize());
+  const auto seen = at(statistics);
   std::string wrong;
   for (int i = 0; i < rows && wrong.empty(); ++i) {
     const double largest = seen[i];
@@ -205,8 +202,7 @@ TEST_CASE("04.3: partial gradients", "[04.3]") {
     write(r.compute, shard.gradients, r.sum.values(r.rank, shard.size()));
     doing(r.with, "sum_partial_gradients()");
     r.region->sum_partial_gradients(parameters);
-    const std::span<accum>& seen = read(r.compute, shard.gradients, shard.size());
-    CUDA_CHECK(cudaDeviceSynchronize());
+    const auto seen = at(shard.gradients, shard.size());
     std::string wrong;
     for (const ParameterRange& range : parameters.ranges(shard)) {
       const auto find = [&](const auto& s) { return std::get<0>(s) == range.parameter->tensor_split; };

@@ -1,11 +1,8 @@
 // Probes of stage 05.
 // ranks: 3
 #include "mpi/array.h"
-#include "probe.h"
-#define private public  // the bodies are called one by one
-#include "05_pipeline_parallel/pipeline.h"
-#undef private
 #include "mpi/parallel_model.h"
+#include "probe.h"
 
 namespace pentatron::probes {
 namespace {
@@ -174,12 +171,20 @@ TEST_CASE("05.4: messages", "[05.4]") {
 
 // ---- 05.5: each function waits for what it has to, and for nothing else.
 
+namespace {
+struct Opened : Pipeline {  // its instructions are called one by one
+  using Pipeline::chunks_, Pipeline::in_flight, Pipeline::input, Pipeline::InFlight;
+  using Pipeline::compute_forward, Pipeline::compute_backward;
+  using Pipeline::send, Pipeline::receive_activation, Pipeline::receive_gradient;
+};
+}  // namespace
+
 TEST_CASE("05.5: receiving and sending", "[05.5]") {
   const auto options = test_options<CombinedOptions>(3, 16, 2, 1, 24, 32, 16, 2, 8);
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
   ParallelModel model(options, pipeline(PpSchedule::one_f_one_b), world, ranks);
-  Pipeline& p = *model.pipeline;
+  auto& p = static_cast<Opened&>(*model.pipeline);
   const cudaStream_t compute = model.stream;
   const std::vector<Batch> batches = model.loader->load(random_batches(options, 1), model.stream);
   const int rank = world.rank(), last = world.ranks() - 1;
@@ -197,12 +202,8 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
   };
   // A stream does something until then (virtual time); the event, if any, is recorded behind it.
   const auto busy_until = [&](cudaStream_t user, Event* event) {
-    busy(user);
+    const double end = busy_time(user).end;
     if (event) event->record(user);
-    double end = 0;
-    for (const trace::Interval& i : ran()) {
-      if (i.name == "busy_kernel") end = i.end;
-    }
     return end;
   };
   const auto fill = [&] {  // all that is sent or received, of the first two micro-batches
@@ -223,7 +224,7 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
       const Instruction send = {activation ? Action::send_activation : Action::send_gradient, 0, 0};
       const Instruction receive = {activation ? Action::receive_activation : Action::receive_gradient,
                                    activation ? 1 : std::min(1, last - to), 0};
-      Pipeline::InFlight& f = p.in_flight(receive);
+      Opened::InFlight& f = p.in_flight(receive);
       const std::string call = rank == from ? "send_" + kind + "()" : "receive_" + kind + "()";
       const auto exchange = [&] {
         doing("rank ", from, " sends its ", kind, " to rank ", to);
@@ -244,7 +245,7 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
                                    tensor_name)
                       : "");
       // The event behind it, for which compute waits.
-      Pipeline::InFlight& sent = p.in_flight(send);
+      Opened::InFlight& sent = p.in_flight(send);
       Event& came = activation && rank == to ? p.input(receive).came : f.gradient_came;
       Event& over = rank == to ? came : activation ? sent.output_sent : sent.gradient_sent;
       {
@@ -294,17 +295,13 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
   }
   // compute_forward() and compute_backward().
   const Instruction f = {Action::forward, 0, 0}, b = {Action::backward, 0, 0};
-  Pipeline::InFlight& in_flight = p.in_flight(f);
+  auto& in_flight = p.in_flight(f);
   // When compute begins with a pass, and ends.
   const auto pass = [&](bool forward) {
     doing(forward ? "compute_forward()" : "compute_backward()");
     ran();
     forward ? p.compute_forward(f, batches[0]) : p.compute_backward(b, batches[0]);
-    Time time;
-    for (const trace::Interval& i : ran()) {
-      if (i.stream == "compute") time = {std::min(time.begin, i.begin), i.end};
-    }
-    return time;
+    return time_of(ran(), "", "compute");
   };
   const auto tell_wait = [&](bool forward, Action of, Event* event, const std::string& wrong) {
     const cudaStream_t user = stream(stream_of(of));
@@ -329,12 +326,8 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
             "overwrites a gradient that is still being sent: it has to wait for gradient_sent");
   const cudaStream_t in = stream(stream_of(Action::receive_activation));
   const double end = pass(false).end;
-  if (in) {
-    wait_event(in, p.input(f).used);
-    busy(in);
-  }
-  tell_if(time_of(ran(), "busy_kernel", stream_names[stream_of(Action::receive_activation)]).begin < end,
-          here(),
+  if (in) wait_event(in, p.input(f).used);
+  tell_if(in && busy_time(in).begin < end, here(),
           "compute_backward() reads its input last, so it records `used`, and that behind the backward pass");
 }
 

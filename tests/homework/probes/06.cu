@@ -84,8 +84,10 @@ TEST_CASE("06.2: positions", "[06.2]") {
         for (const int position : positions) {
           tell_alike(position < 0 || position >= sequence, of, position, " is beyond the sequence");
           const int owner = owner_of(layout, sequence, ranks, position);
-          tell_alike(owner != rank, of, position, " is in chunk ", position / size, " of ", parts,
-                     ", which is rank ", owner, "'s");
+          tell_alike(
+              owner != rank, of, position, " is in chunk ", position / size, " of ", parts,
+              ", which is rank ", owner, "'s",
+              layout == CpLayout::zigzag ? ": rank r has the r-th chunk and the r-th from the end" : "");
         }
         tell_alike(!std::ranges::is_sorted(positions), of,
                    "they do not ascend, and the diagonal masks by their order");
@@ -221,9 +223,7 @@ struct Ring {
   double written = 0;
   void begin() {  // of a pass, after compute has written the keys
     late(slow.kernels ? static_cast<cudaStream_t>(device.stream) : context.stream());
-    ran();
-    busy(device.stream);
-    written = time_of(ran(), "busy_kernel", "test").end;
+    written = busy_time(device.stream).end;
   }
   // Rows of this rank's tokens: `value` at the token's position, or all zeros.
   Tensor rows(double value) {
@@ -315,13 +315,19 @@ struct Ring {
   // What is wrong with an element that says how often they met.
   std::string wrong_times(const std::string& what, double found, int q, int k, double once) const {
     if (std::isnan(found))
-      return what + ": NaN: something was read that nobody has written, or added to what nobody has zeroed";
+      return what + ": NaN: " +
+             (what.ends_with("out") ? "a block reads keys or values that no hop has brought"
+              : what.ends_with("d_q")
+                  ? "blocks add to d_q, which nobody has zeroed"
+                  : "a block adds to its part, which nobody has zeroed in this step, or a "
+                    "hop sends a buffer that nobody has filled");
     const double times = found / once;
     if (once == 0 ? found == 0 : std::abs(times - 1) < 1e-9) return "";
-    if (k > q) return what + ": " + query(q) + " meets " + key(k) + ", which comes after it";
+    if (k > q)
+      return what + ": " + query(q) + " meets " + key(k) +
+             ", which comes after it: visible_block() says what of a block is seen, from which query on";
     std::string how = std::abs(times) < 1e-9 ? "never" : text(times, " times");
-    if (times > 1.5)
-      how += ": a block adds, so what an earlier step left there has to be zeroed, or it is met in two steps";
+    if (times > 1.5) how += ": its part of the step before is still there, or a part is added in two steps";
     if (std::abs(times) > 50)
       how = "as a call later will: a hop overwrites a buffer that compute still reads";
     return what + ": " + query(q) + " meets " + key(k) + " " + how;

@@ -1,12 +1,9 @@
 // Probes of stage 07.
 // ranks: 4
 
-#include "probe.h"
-#define private public  // the bodies are called one by one
-#include "07_combined_5d/expert_parallel.h"
-#undef private
 #include "07_combined_5d/combined.h"
 #include "model.h"
+#include "probe.h"
 
 namespace pentatron::probes {
 namespace {
@@ -104,7 +101,7 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
         const std::string with =
             text(text_of(shape), (group == dense_group ? "dense group" : "experts' group"), ", ZeRO stage ",
                  stage, ": ");
-        const MemoryBytes before = memory_in_use;
+        const MemoryBytes before = memory_in_use();
         Parameters parameters(mesh.parameter_layout({0, 1, 2, 3}));
         for (int unit = 0; unit < 4; ++unit)
           parameters.declare({"unit", unit, 8, 3, TensorSplit::replicated_outside, 0, true, group});
@@ -161,15 +158,17 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
   std::vector<int32_t> sent;
   for (int e = 0; e < all; ++e) sent.push_back(count(rank, e));
   const RowCounts host(all);
-  ran();
   write(compute, counts.data, sent);
-  busy(compute);
-  const double counted = time_of(ran(), "busy_kernel", "compute").end;
+  const double counted = busy_time(compute).end;
   doing("exchange_counts(): each rank tells each other one how many rows it sends to its experts");
   exchange.exchange_counts(counts.row_range(0, 1), counts.row_range(1, 1), host);
-  for (const trace::Interval& i : ran())
+  for (const trace::Interval& i : ran()) {
     tell_if(i.begin < counted, here(),
             "exchange_counts() does not wait until compute has written the counts");
+    tell_if(
+        i.stream == "compute", here(),
+        "exchange_counts() uses the stream of compute: await_counts() waits for that of the experts' ranks");
+  }
   exchange.await_counts();
   std::string wrong;
   for (int from = 0; from < n && wrong.empty(); ++from) {
@@ -213,28 +212,20 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
     const Tensor from = dispatch ? permuted : dispatched, to = dispatch ? dispatched : permuted;
     write(compute, to.data, std::vector<real>(to.size(), untouched));
     write(compute, from.data, dispatch ? by_expert : by_rank);
-    ran();
-    busy(compute);
-    const double written = time_of(ran(), "busy_kernel", "compute").end;
+    const double written = busy_time(compute).end;
     const std::string call = dispatch ? "dispatch" : "combine";
     doing(call,
           ": a message of rows * d elements for each (rank, expert) that has rows, in the same order on both "
           "sides; sent is [experts], came is [ranks, own experts]");
     dispatch ? exchange.dispatch(host, permuted, dispatched) : exchange.combine(host, dispatched, permuted);
-    busy(compute, shortest_kernel);  // in virtual time
-    const std::vector<trace::Interval> meanwhile = ran();
-    Time travels;
-    for (const trace::Interval& i : meanwhile) {
-      if (i.stream == "experts") travels = {std::min(travels.begin, i.begin), std::max(travels.end, i.end)};
-    }
+    const Time travels = time_of(ran(), "", "experts");
     tell_if(travels.begin < written, here(), call,
             ": rows leave before compute has written them: the experts' stream waits for compute");
-    tell_if(time_of(meanwhile, "busy_kernel", "compute").begin >= travels.end, here(), call,
+    tell_if(busy_time(compute, shortest_kernel).begin >= travels.end, here(), call,
             ": compute waits for the rows before await_rows(): nothing hides the messages");
     exchange.await_rows();
-    busy(compute, shortest_kernel);
     tell_if(
-        time_of(ran(), "busy_kernel", "compute").begin < travels.end, here(), call,
+        busy_time(compute, shortest_kernel).begin < travels.end, here(), call,
         ": after await_rows() compute does not wait until the rows are there: `arrived` is recorded behind "
         "the messages, on the experts' stream");
     const std::vector<real> is = at(to);

@@ -117,7 +117,11 @@ struct Sum {
     if (divided > 1) return "is divided on its way: it has " + text;
     if (all == 1 && counted.size() != 1) text += ": nothing that came was added";
     const bool again = equal && times[0] == ranks && parts == 1;
-    if (!once) return "has " + text + due + (again ? ": what was a sum already was summed again" : "");
+    if (!once)
+      return "has " + text + due +
+             (again                   ? ": what was a sum already was summed again"
+              : digits != all * place ? ", and of other elements: what came was added in another place"
+                                      : "");
     if (digits != all * place)
       return "is the sum of each rank's " + place_name(digits / all) + ", and should be of " +
              place_name(place);
@@ -211,8 +215,8 @@ inline std::vector<trace::Interval> ran() {
   started = true;
   return trace::take();
 }
-// When the first operation of this name began, and the last one ended; where there is none, later than all,
-// and before all.
+// When the first operation of this name (empty: of any) began, and the last one ended; where there is none,
+// later than all, and before all.
 struct Time {
   double begin = 1e9, end = 0;
 };
@@ -220,10 +224,19 @@ inline Time time_of(const std::vector<trace::Interval>& all, const std::string& 
                     const std::string& stream) {
   Time time;
   for (const trace::Interval& i : all) {
-    if (i.name == name && i.stream == stream)
+    if ((name.empty() || i.name == name) && i.stream == stream)
       time = {std::min(time.begin, i.begin), std::max(time.end, i.end)};
   }
   return time;
+}
+// When a stream that is busy from now on begins with that, and ends.
+inline Time busy_time(cudaStream_t stream, Cost cost = moves(1e10)) {
+  ran();
+  busy(stream, cost);
+  for (const trace::Interval& i : ran()) {
+    if (i.name == "busy_kernel") return {i.begin, i.end};
+  }
+  return {};
 }
 
 template <class T>
@@ -247,16 +260,12 @@ const std::span<T>& read(cudaStream_t stream, const T* data, size_t size) {
   CUDA_CHECK(cudaMemcpyAsync(to.data(), data, size * sizeof(T), cudaMemcpyDeviceToHost, stream));
   return to;
 }
-template <class T>
-const std::span<T>& read(cudaStream_t stream, Matrix<T> x) {
-  return read<T>(stream, x.data, x.size());
-}
 
 // Bytes that have been allocated for a purpose since `before`, as elements.
 template <class T>
 int64_t elements_of(Purpose purpose, const MemoryBytes& before) {
   const auto index = static_cast<size_t>(purpose);
-  return static_cast<int64_t>((memory_in_use[index] - before[index]) / sizeof(T));
+  return static_cast<int64_t>((memory_in_use()[index] - before[index]) / sizeof(T));
 }
 
 // Elements that this rank has sent or reduced so far, and calls.
