@@ -148,6 +148,8 @@ def violations(note):
         return
     if note.resolve() == pathlib.Path("common/README.md").resolve():
         yield from words_not_explained(note)
+    for command in re.findall(r"^(?:    )?((?:make|mpirun|build/) ?[^#|`\n]*\S  +[^\s#\\|-].*)$", text, re.M):
+        yield f"{command!r}: a reader copies this line whole; expected # before what it does"
     for line, formula in unmarked(text):
         yield f"line {line}: {formula!r} is a formula; expected $ around it"
     for file, names in listed(note):
