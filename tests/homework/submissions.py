@@ -292,7 +292,7 @@ class Grader:
         verdict = grade.judge(
             stage, exercise, grade.place_of(ROOT, exercise), seen, self.numbers(stage), races
         )
-        if "does not compile" not in verdict.words:
+        if not re.search(r"does not compile|refused: ", verdict.words):
             verdict = grade.told(
                 verdict, self.hints(machine, stage, {exercise.number: body})[exercise.number]
             )
