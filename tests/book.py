@@ -16,12 +16,13 @@ import urllib.parse
 
 from playwright.sync_api import Error, sync_playwright
 
-from browser import chromium, expect, finish, watched_page
+from browser import chromium, expect, expect_readable, finish, watched_page
 
 builds = pathlib.Path(sys.argv[1]).resolve()
 book, whole = builds / "book", builds / "book.html"
 LEAST_FIGURES, LEAST_FORMULAS = 20, 500
 PICTURES = sorted(pathlib.Path(".github/pictures").glob("*.svg"))
+ICONS = [path for path in PICTURES if path.name.startswith("icon-")]
 draw = random.Random(7)
 
 
@@ -92,20 +93,47 @@ def check_page(page, path, width):
 
 
 def check_pictures(pages):
-    """Each is what is drawn today, and stands on a page and in the single file."""
+    """Each is what is drawn today. But for icons, each stands on a page and in the single file."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([builds / "python-book/bin/python", "common/report/pictures.py", folder], check=True)
         drawn = sorted(path.name for path in pathlib.Path(folder).iterdir())
-        expect(drawn == [path.name for path in PICTURES] and len(drawn) == 11, f"pictures: {' '.join(drawn)}")
+        expect(drawn == [path.name for path in PICTURES] and len(drawn) == 19, f"pictures: {' '.join(drawn)}")
         for path in PICTURES:
             same = path.read_bytes() == pathlib.Path(folder, path.name).read_bytes()
             shown = sum(f'id="picture-{path.stem}"' in page.read_text() for page in pages)
             in_one = len(re.findall(f'id="[^"]*--picture-{path.stem}"', whole.read_text()))
-            good = same and path.stat().st_size < 60000 and shown == in_one == 1
+            good = same and path.stat().st_size < 60000 and shown == in_one == (path not in ICONS)
             expect(
                 good,
                 f"{path}: {path.stat().st_size} bytes, {'as' if same else 'not what'} make pictures draws; on {shown} page",
             )
+
+
+def check_front(page, width):
+    """The first screen has the two commands; the stages' pictures stay wide enough to see, and have no text."""
+    page.goto((book / "index.html").as_uri())
+    low = page.get_by_text("make test").first.bounding_box()
+    widths = page.locator("td img").evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
+    expect(
+        low and low["y"] < 600 and len(widths) == len(ICONS) and min(widths) >= 100,
+        f"{width} pixels: make test stands at {low and low['y']}, pictures are {set(widths)} wide",
+    )
+    expect(not any("<text" in path.read_text() for path in ICONS), f"{len(ICONS)} pictures without text")
+
+
+def check_class(page):
+    """For each week its figures, one a screen, with a question."""
+    page.goto((book / "class.html").as_uri())
+    page.wait_for_function("[...document.querySelectorAll('.alive')].every(one => one.querySelector('svg'))")
+    screens = page.locator(".screen").evaluate_all(
+        """all => all.map(one => [one.querySelector('h2').innerText, one.querySelectorAll('figure').length,
+          one.querySelector('.asked').innerText, one.getBoundingClientRect().height])"""
+    )
+    weeks = [int(re.match(r"Week (\d+): ", title)[1]) for title, *_ in screens]
+    expect(weeks == sorted(weeks) and len(set(weeks)) >= 8, f"figures of weeks {weeks}")
+    expect(len({asked for _, _, asked, _ in screens}) == len(screens), f"{len(screens)} questions")
+    bad = [(title, figures, high) for title, figures, _, high in screens if figures != 1 or high > 910]
+    expect(not bad, f"each figure of a week has a screen of 900 pixels {bad}")
 
 
 def check_schedule(page):
@@ -201,12 +229,26 @@ def check_code(page):
     expect(page.locator("article a[href*='index.html']").count() > 0, "a source leads back to its notes")
 
 
+# What people call it, and a title that the search then has.
+SOUGHT = {
+    "bubble": "pipeline",
+    "OOM": "Other words",
+    "out of memory": "Memory",
+    "FSDP": "Other words",
+    "sharding": "Other words",
+    "NCCL timeout": "Other words",
+}
+
+
 def check_search(page):
     page.goto((book / "index.html").as_uri())
     page.locator(".md-search__input").click()
-    page.keyboard.type("bubble")
-    page.locator(".md-search-result__item").first.wait_for()
-    expect(page.locator(".md-search-result__item").count() > 2, "the search finds bubble, without a server")
+    for words, title in SOUGHT.items():
+        page.locator(".md-search__input").fill("")
+        page.keyboard.type(words)
+        first = page.locator(".md-search-result__item").filter(has_text=title)
+        first.first.wait_for()
+        expect(first.count() > 0, f"the search for {words} finds {title}, without a server")
 
 
 LIGHT = """one => {
@@ -217,6 +259,9 @@ LIGHT = """one => {
 }"""
 
 
+PROSE = ":is(article, main.whole) :is(h1, h2, h3, p, li, a:not(.headerlink), td, th, code, summary, strong, em, figcaption), .md-nav__link *"
+
+
 def check_scheme(page):
     grounds = []
     for scheme in ("light", "dark"):
@@ -224,6 +269,9 @@ def check_scheme(page):
         for path in (book / "index.html", whole):
             page.goto(path.as_uri())
             grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        for path in (book / "05_pipeline_parallel/index.html", book / "03_zero/zero.h.html", whole):
+            page.goto(path.as_uri())
+            expect_readable(page, PROSE, f"{path.relative_to(builds)}, {scheme}")
     expect(
         grounds[0] != grounds[2] and grounds[1] != grounds[3], f"pages follow the reader's scheme: {grounds}"
     )
@@ -262,7 +310,9 @@ def in_nav():
     found = re.findall(r'<a href="([^"#]+)" class="md-nav__link', (book / "index.html").read_text())
     return [
         book / path
-        for path in dict.fromkeys(["index.html", *(path for path in found if not path.startswith("http"))])
+        for path in dict.fromkeys(
+            ["index.html", *(path for path in found if not path.startswith(("http", "class")))]
+        )
     ]
 
 
@@ -286,6 +336,7 @@ with sync_playwright() as playwright:
         figures, formulas = map(sum, zip(*(check_page(page, path, width) for path in [*notes, code])))
         good = figures >= LEAST_FIGURES and formulas >= LEAST_FORMULAS
         expect(good, f"{figures} figures and {formulas} formulas in the book, {width} pixels wide")
+        check_front(page, width)
         in_one = check_page(page, whole, width)
         titles = page.locator("main > section").count()
         expect(
@@ -293,7 +344,7 @@ with sync_playwright() as playwright:
             f"the single file has {in_one} figures and formulas, {titles} notes and sources",
         )
         if not phone:
-            for check in (check_schedule, check_alive, check_code, check_search, check_scheme):
+            for check in (check_class, check_schedule, check_alive, check_code, check_search, check_scheme):
                 try:
                     check(page)
                 except Error as error:

@@ -1,7 +1,7 @@
 """Opens the report in a browser without a window:  python report.py PAGE BUILDS.  Every figure must have
 marks, and the console must stay empty. Choices must change what is shown. Nothing may lie outside the window
 of a computer or a phone, and all must be readable, light or dark, with a keyboard or a screen reader. The
-memory of a layout must be what the program predicts, whose command the page shows. BUILDS has cpu-bf16 with
+memory of a layout must be what the program predicts, but for the padding of shards, whose command the page shows. BUILDS has cpu-bf16 with
 07_combined_5d. A picture of each figure is left beside the page. The last line is "N passed, N failed"."""
 
 import json
@@ -15,12 +15,13 @@ import tempfile
 
 from playwright.sync_api import sync_playwright
 
-from browser import chromium, expect, finish, watched_page
+from browser import chromium, expect, expect_readable, finish, watched_page
 
 page_file, builds = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
 FIGURES = ["losses", "memory", "speed", "timeline", "pipeline", "calculator", "heatmap", "sweep"]
 PURPOSES = ["weights", "gradients", "optimizer", "activations", "communication"]
-LAYOUTS, MOST_RANKS = 5, 8
+LAYOUTS, MOST_RANKS = 6, 8
+PADDING = 100000  # bytes that shards of up to 8 ranks have more, to be equal; all else is exact
 draw = random.Random(7)
 
 
@@ -44,7 +45,7 @@ def shown_memory(page):
 
 def predicted_memory(command):
     """The same, of the program that this command starts."""
-    words = command.split()
+    words = re.sub(" --gpu \\S+", "", command).split()
     place = words.index("07_combined_5d")
     words[place] = str(builds / "cpu-bf16" / "07_combined_5d")
     with tempfile.TemporaryDirectory() as folder:
@@ -88,10 +89,12 @@ def check_calculator(page):
                 "all => all.map(option => option.value)"
             )
             chosen[name] = draw.choice(options)
+        chosen["dp"] = str(draw.choice([1, 2, 3, 4, 5, 6, 8]))
         if int(chosen["tp"]) * int(chosen["cp"]) * int(chosen["pp"]) * int(chosen["dp"]) > MOST_RANKS:
             continue
-        for name, value in chosen.items():
-            page.select_option(f"#calculator select[name={name}]", value)
+        page.fill("#calculator input[name=dp]", chosen["dp"])
+        for name in names:
+            page.select_option(f"#calculator select[name={name}]", chosen[name])
         page.wait_for_timeout(200)
         if any(sum(bytes_.values()) > 200 * 2**30 for bytes_ in shown_memory(page).values()):
             continue  # more than a CPU build has of addresses
@@ -104,7 +107,17 @@ def check_calculator(page):
         of_tensors = {
             stage: {purpose: bytes_[purpose] for purpose in PURPOSES} for stage, bytes_ in shown.items()
         }
-        good = not isinstance(predicted, str) and of_tensors == {stage: predicted[stage] for stage in stages}
+        off = [
+            abs(of_tensors[stage][purpose] - predicted[stage][purpose])
+            / (PADDING if purpose in PURPOSES[:3] else 1)
+            for stage in stages
+            for purpose in PURPOSES
+            if not isinstance(predicted, str)
+        ]
+        good = off and max(off) < 1 and len(of_tensors) == len(stages)
+        profile = json.loads(pathlib.Path(f"common/clock/profiles/{chosen['gpu']}.json").read_text())
+        limit = f"{chosen['gpu']}: {profile['memory_bytes']['value'] / 2**30:.1f} GiB"
+        expect(limit in page.locator("#calculator").text_content(), f"the line is that of {limit}")
         expect(
             good,
             f"memory, {' '.join(f'{k} {v}' for k, v in chosen.items())}"
@@ -187,47 +200,12 @@ def check_width(page, width):
             expect(table <= box, f"a table is {table} pixels wide in a box of {box}")
 
 
-# Of each text its colour and the colour under it: of the bar or the tile that it is on, else of the page.
-TEXTS = """() => {
-  const parse = color => color.match(/[\\d.]+/g).map(Number);
-  const under = one => {
-    for (; one; one = one.parentElement)
-      if (parse(getComputedStyle(one).backgroundColor)[3] !== 0) return getComputedStyle(one).backgroundColor;
-    return 'rgb(255, 255, 255)';
-  };
-  const bars = [...document.querySelectorAll('svg .mark-rect.role-mark path')].map(bar => [bar, bar.getBoundingClientRect()]);
-  const found = {};
-  for (const text of document.querySelectorAll('h1, h2, p, a, td, th, caption, label, select, svg text')) {
-    const box = text.getBoundingClientRect(), x = (box.left + box.right) / 2, y = (box.top + box.bottom) / 2;
-    const bar = text.closest('.role-mark') &&
-      bars.find(([, at]) => at.left <= x && x <= at.right && at.top <= y && y <= at.bottom);
-    const style = getComputedStyle(text);
-    const colors = [text.closest('svg') ? style.fill : style.color, bar ? getComputedStyle(bar[0]).fill : under(text)];
-    found[colors] = [...colors.map(parse), text.textContent.slice(0, 20)];
-  }
-  return Object.values(found);
-}"""
-
-
 def check_colors(page):
-    """In both schemes: each text has 4.5 times the luminance of what is under it, or the inverse (WCAG 2,
-    AA)."""
-
-    def luminance(color):
-        parts = [(c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4) for c in color[:3]]
-        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2] + 0.05
-
+    """In both schemes each text is readable, and the page and its charts follow the reader's scheme."""
     seen = {}
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        texts = []
-        for ink, ground, text in page.evaluate(TEXTS):
-            bright, dark = sorted((luminance(ink), luminance(ground)), reverse=True)
-            texts.append((bright / dark, ink, ground, text))
-        expect(
-            len(texts) > 9 and min(texts)[0] >= 4.5,
-            f"{scheme}: of {len(texts)} pairs of colours the closest is {min(texts)}",
-        )
+        expect_readable(page, "h1, h2, p, a, td, th, caption, label, select, svg text", scheme)
         seen[scheme] = page.evaluate(
             """['body', '#losses svg .role-axis-label text', '#sweep svg .role-legend-label text'].map((place,
             i) =>

@@ -79,7 +79,10 @@ class Book:
         self.read = {path: (ROOT / path).read_text() for path in [*self.notes, *self.sources]}
         text = re.sub(r"^\[!\[.*\n", "", self.read["README.md"], flags=re.MULTILINE)  # GitHub's badges
         picture = r'^<img src="(\S+)" align="right" .*alt="(.*)">$'  # it stands beside the text there, and alone here
-        self.read["README.md"] = re.sub(picture, r"![\2](\1)", text, flags=re.MULTILINE)
+        text = re.sub(picture, r"![\2](\1)", text, flags=re.MULTILINE)
+        self.read["README.md"] = re.sub(
+            r"(!\[.*\n\n)(```(?:.|\n)*?```\n\n)", r"\2\1", text, count=1
+        )  # commands first
         self.definitions = {}  # name: [(file, line)]
         for path in self.sources:
             if path.endswith((".h", ".cu", ".cc")) and not path.startswith("tests"):
@@ -199,6 +202,7 @@ def on_config(config):
         "README.md",
         *({name: notes} for name, notes in book.chapters.items()),
         {"The code": "code.md"},
+        {"In class": "class.md"},
     ]
     return config
 
@@ -206,13 +210,14 @@ def on_config(config):
 def on_files(files, config):
     markdown = {note: book.linked(note, book.read[note]) for note in book.notes}
     for note, text in markdown.items():
-        text = drawings.FIGURE.sub(lambda found: book.drawn(note, found), text)
+        text = markdown[note] = drawings.FIGURE.sub(lambda found: book.drawn(note, found), text)
         if "<!-- figure" in text:
             raise PluginError(
                 f"{note}: {text[text.index('<!-- figure') :].splitlines()[0]} is not valid; expected its form"
             )
         text = re.sub(r"<details([^>]*)>", r'<details markdown="1" class="question"\1>', text)
         files.append(File.generated(config, note, content=text))
+    files.append(File.generated(config, "class.md", content=in_class(markdown)))
     for path in book.sources:
         notes = ", ".join(
             f"[{title_of(book.read[note])}]({posixpath.relpath(note, posixpath.dirname(page_of(path)) or '.')})"
@@ -275,15 +280,49 @@ def list_of_code():
     return text
 
 
+def in_class(markdown):
+    """For a lecture: of each week in the plan of a course the figures of its notes, one a screen, each with the next question
+    of its note, or of its stage if the note has none."""
+    text, shown = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n# In class\n\n", set()
+    text += "For each week of [the course](tests/homework/course.md): its figures, in order, and what to ask. Answers are in the notes.\n"
+    weeks = r"^\| (\d+) \| (.*?) \| (.*?) \|"
+    plan = re.search(
+        "^## Ten weeks$(.*?)^## ", book.read["tests/homework/course.md"], re.MULTILINE | re.DOTALL
+    )[1]
+    for week, before, taught in re.findall(weeks, plan, re.MULTILINE):
+        until = re.search(r", to \*(.*)\*", taught)
+        for note in book.notes:
+            stage, _, name = note.partition("/")
+            if (
+                stage[:2] not in re.findall(r"\b0\d\b", f"{before} {taught}")
+                or name != "README.md"
+                and name not in before
+            ):
+                continue
+            found, rest = (
+                list(re.finditer(r"%%([\w-]+)%%|<summary>(.*?)</summary>", markdown[of], re.DOTALL))
+                for of in (note, f"{stage}/README.md")
+            )
+            end = markdown[note].index(f"\n## {until[1]}") if until else len(markdown[note])
+            for i, one in enumerate(found):
+                if one[1] and one[1] not in shown and one.start() < end:
+                    asked = [q[2] for q in [*found[i:], *found, *rest] if q[2] and q[2] not in shown][0]
+                    shown |= {one[1], asked}
+                    text += f'\n<section class="screen" markdown="1">\n\n## Week {week}: [{title_of(book.read[note])}]({note})\n'
+                    text += f'\n%%{one[1]}%%\n\n<p class="asked">{asked}</p>\n\n</section>\n'
+    return text
+
+
 def on_page_content(content, page, config, files):
-    if page.file.src_uri in book.notes:
+    if page.file.src_uri in (*book.notes, "class.md"):
         content = FORMULA.sub(lambda found: formula(page, *found.groups()), content)
         content = INLINE.sub(
             lambda found: OPTION.sub(r'<span class="option">\g<0></span>', found[0]), content
         )
         content = re.sub("<td.*?</td>", lambda found: QUANTITY.sub("&#160;", found[0]), content)
         content = re.sub(r"<p>%%([\w-]+)%%</p>", lambda found: book.figures[found[1]], content)
-        book.articles[page.file.src_uri] = content, page
+        if page.file.src_uri in book.notes:
+            book.articles[page.file.src_uri] = content, page
         content = content.replace(
             "%%vega%%", posixpath.relpath("vega.js", posixpath.dirname(page.url) or ".")
         )

@@ -1,7 +1,7 @@
 """The pictures of the notes, which GitHub shows, too:  python pictures.py [FOLDER] writes them (make
 pictures). What programs can say they say, in dry runs. A picture is no wider than a phone shows at the size
 of text. Its style is that of the book's drawings, and follows the reader's scheme. Each function without
-arguments is a picture."""
+arguments is a picture. The README's table of stages has small ones without words (icons)."""
 
 import pathlib
 import re
@@ -20,13 +20,16 @@ import makespan
 WIDE, SIZE = 440, 15  # pixels
 RANKS = "fbwc"  # the colours of ranks
 LIGHT, DARK = ("#1f2328", "#fff"), ("#e6edf3", "#0d1117")  # letters and ground, as GitHub's
+SPLITS = dict(
+    zip(("01", "02", "03", "04", "05", "06"), "nothing batch states matrices layers sequence".split())
+)
 SMOLLM = (
     "build/cpu-bf16/07_combined_5d --dry-run --model smollm-1.7b --seq-len 2048 --steps 1"  # 07 has each axis
 )
 OF_FOUR = "--layers 4 --micro-batch-size 2 --global-batch-size 8 --attention tensor-core"
 
 
-def file_of(svg):
+def file_of(svg, wide=WIDE):
     """The drawing as a file of its own, with those rules of the book that it uses."""
     light, dark = (
         f":root {{ --md-default-fg-color: {ink}; --md-default-bg-color: {bg} }}" for ink, bg in (LIGHT, DARK)
@@ -37,7 +40,7 @@ def file_of(svg):
         rule for rule in rules.splitlines() if rule.startswith("svg") or re.match(r"\.(\w+)", rule)[1] in used
     ]
     style = "\n".join([light, f"@media (prefers-color-scheme: dark) {{ {dark} }}", *rules])
-    head = f'viewBox="-2 -4 {WIDE + 4} {svg.height + 10:.0f}" width="{WIDE + 4}" font-size="{SIZE}"'
+    head = f'viewBox="-2 -4 {wide + 4} {svg.height + 10:.0f}" width="{wide + 4}" font-size="{SIZE}"'
     parts = re.sub(r'\.0"', '"', "\n".join([*svg.parts, "</svg>\n"]))
     return f'<svg xmlns="http://www.w3.org/2000/svg" {head}>\n<style>\n{style}\n</style>\n{parts}'
 
@@ -59,7 +62,7 @@ def beside(svg, x, y, width, height, styles):
 def transformer(svg, x, y, k, axis):
     """Two layers, their states beside them, and a batch below: split along this axis over two ranks. k: how
     large."""
-    both = ["idle"]
+    both = ["f" if axis == "nothing" else "idle"]
     for layer in (1, 0):
         layers = {"layers": ["fb"[layer]], "matrices": ["f", "b"]}.get(axis, both)
         mlp, states = (["f", "f", "b", "b"], ["idle", "f", "b"]) if axis == "experts" else (layers, layers)
@@ -78,7 +81,7 @@ def transformer(svg, x, y, k, axis):
                 "states": sequence // 2,
                 "experts": sequence // 2,
             }.get(axis)
-            style = "idle" if of is None else "fb"[of]
+            style = both[0] if of is None else "fb"[of]
             svg.rect(x + 15 * k * token, y + k * (62 + 12 * sequence), 13 * k, 10 * k, style)
 
 
@@ -440,6 +443,24 @@ def blocks():
     return svg
 
 
+def icons():
+    """What a stage splits, as in axes, and nothing else. The mesh of 07: a colour an axis."""
+    for name, axis in {**SPLITS, "experts": "experts"}.items():
+        svg = Svg(SIZE)
+        transformer(svg, 0, 0, 0.83, axis)
+        yield f"icon-{name}", svg
+    svg, place = (
+        Svg(SIZE),
+        lambda r: (10 + 90 * (r & 1) + 50 * (r >> 2), 34 + 56 * (r >> 1 & 1) - 24 * (r >> 2)),
+    )
+    for a, b in ((a, a | bit) for bit in (1, 2, 4) for a in range(8) if not a & bit):
+        svg.line(*place(a), *place(b), "fbw"[(b - a) // 2] + " edge")
+    for rank in range(8):
+        x, y = place(rank)
+        svg.rect(x - 8, y - 8, 16, 16, "idle")
+    yield "icon-07", svg
+
+
 PICTURES = {"axes": axes, "01-kept": kept, "02-sync": sync, "03-buffers": buffers, "03-hybrid": hybrid}
 PICTURES |= {
     "04-region": region,
@@ -454,6 +475,8 @@ PICTURES |= {"attention-blocks": blocks}
 def main(folder=".github/pictures"):
     for name, picture in PICTURES.items():
         pathlib.Path(folder, f"{name}.svg").write_text(file_of(picture()))
+    for name, svg in icons():
+        pathlib.Path(folder, f"{name}.svg").write_text(file_of(svg, 160))
 
 
 if __name__ == "__main__":
