@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7305
-closure-01-path 4311
-closure-02 8284
-closure-03 8457
-closure-04 8428
-closure-05 9178
-closure-06 9177
-closure-07 12331
-product 17569
-stand-ins 5758
-other-C++ 20631
+closure-01 7313
+closure-01-path 4319
+closure-02 8292
+closure-03 8465
+closure-04 8436
+closure-05 9186
+closure-06 9185
+closure-07 12366
+product 17622
+stand-ins 5763
+other-C++ 20741
 '
 
 tests=$(realpath "$(dirname "$0")")
