@@ -14,9 +14,9 @@ closure-04 8436
 closure-05 9186
 closure-06 9185
 closure-07 12366
-product 17622
+product 17647
 stand-ins 5763
-other-C++ 20741
+other-C++ 20752
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -443,7 +443,7 @@ void tensor_core_backward(const AttentionBlock& block, const AttentionTensors& t
                          g.d_v.data);
     };
     if constexpr (size == 128) {
-      if (tensor_core_warps(size, true) == 8) return launch_backward(std::integral_constant<int, 8>());
+      if (tensor_core_warps(block, true) == 8) return launch_backward(std::integral_constant<int, 8>());
     }
     launch_backward(std::integral_constant<int, 4>());
   });
