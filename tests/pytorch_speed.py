@@ -3,7 +3,7 @@
     python3 tests/pytorch_speed.py --layers 8 --d-model 512 --heads 8 --d-ff 1536 --seq-len 256 --threads 2
     python3 tests/pytorch_speed.py --model smollm-1.7b --seq-len 2048 --device cuda --dtype bf16 --compile
 
-A step is --micro-batches times forward and backward, then clipping and AdamW (PyTorch's fused one). Attention
+With several models one process measures all, and PyTorch starts once. A step is --micro-batches times forward and backward, then clipping and AdamW (PyTorch's fused one). Attention
 is PyTorch's fused one: on a GPU in bf16 FlashAttention-2 and then cuDNN's, a line each; what PyTorch is
 compared with is the faster. --compile compiles a layer, once for all of them, and the loss. A micro-batch
 that doesn't fit into memory is halved. Printed are medians over the steps after the warm-up. FLOPs are (6 N +
@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import functools
 import gc
+import itertools
 import statistics
 import sys
 import time
@@ -61,12 +62,13 @@ def read_options():
         "--micro-batches", type=int, nargs="+", default=[1], help="of a step: each is measured"
     )
     parser.add_argument(
-        "--model", choices=MODELS, help="the sizes of a preset, instead of the six of a model"
+        "--model",
+        choices=MODELS,
+        nargs="+",
+        default=[None],
+        help="the sizes of presets, instead of the six of a model",
     )
-    options = parser.parse_args()
-    vars(options).update(MODELS.get(options.model, {}))
-    options.kv_heads = options.kv_heads or options.heads
-    return options
+    return parser.parse_args()
 
 
 def build_step(options):
@@ -113,11 +115,12 @@ def measure(options, attention):
     )  # FLOPs a token, halved for causality
     for micro_batches in options.micro_batches:
         seconds = []
-        for _ in range(WARM_UP_STEPS + options.steps):
+        warm_up = WARM_UP_STEPS if micro_batches == options.micro_batches[0] else 1  # all is compiled
+        for _ in range(warm_up + options.steps):
             begin = time.perf_counter()
             step(micro_batches)
             seconds.append(time.perf_counter() - begin)
-        median = statistics.median(seconds[WARM_UP_STEPS:])
+        median = statistics.median(seconds[warm_up:])
         tokens = micro_batches * options.micro_batch_size * options.seq_len
         flops = [tokens * (6 * counted + n * of_attention) / median for n in (2, 1)]
         device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
@@ -127,7 +130,7 @@ def measure(options, attention):
         mfu = ", MFU {:.1f} % ({:.1f} % halved)".format(*(100 * f / peak for f in flops)) if peak else ""
         compiled = " compiled" if options.compile else ""
         print(
-            f"PyTorch {torch.__version__} {device} {options.dtype}{compiled}, attention {attention}, "
+            f"PyTorch {torch.__version__} {device} {options.name or ''} {options.dtype}{compiled}, attention {attention}, "
             f"{torch.get_num_threads()} threads, {micro_batches} micro-batches of {options.micro_batch_size} x "
             f"{options.seq_len}: {median * 1e3:.2f} ms a step, {tokens / median:.0f} tokens/s, "
             f"{flops[0] / 1e12:.4f} TFLOP/s ({flops[1] / 1e12:.4f} halved){mfu}",
@@ -156,8 +159,11 @@ def main():
             )
         }
     measured = 0
-    for name, choose in kinds.items():
-        for size in (options.micro_batch_size // 2**n for n in range(options.micro_batch_size.bit_length())):
+    given = dict(vars(options))
+    for model, (name, choose) in itertools.product(options.model, kinds.items()):
+        vars(options).update(given | MODELS.get(model, {}), name=model)
+        options.kv_heads = options.kv_heads or options.heads
+        for size in [options.micro_batch_size // 2**n for n in range(options.micro_batch_size.bit_length())]:
             options.micro_batch_size = size
             try:
                 with choose():

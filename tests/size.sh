@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7361
-closure-01-path 4347
-closure-02 8340
-closure-03 8521
-closure-04 8486
-closure-05 9239
-closure-06 9237
-closure-07 12406
-product 17646
-stand-ins 5758
-other-C++ 20717
+closure-01 7369
+closure-01-path 4355
+closure-02 8348
+closure-03 8529
+closure-04 8494
+closure-05 9247
+closure-06 9245
+closure-07 12441
+product 17724
+stand-ins 5763
+other-C++ 20838
 '
 
 tests=$(realpath "$(dirname "$0")")

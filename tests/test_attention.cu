@@ -252,6 +252,21 @@ void check_block(Device& device, Attention kind, const AttentionBlock& block, co
   require_close<accum>(got, want, kind, block);
 }
 
+#if defined(CUDA_CPU) && PRECISION == 64
+TEST_CASE("attention: in tiles, on GPUs with little shared memory", "[01][standin]") {
+  Device device;
+  Random random;
+  const AttentionBlock block = {1, 69, 69, 69, {2, 2, 128}, true};
+  const BlockData before(block, random);
+  for (const std::string kib : {"64", "99", "227"}) {
+    CAPTURE(kib);
+    setenv("CUDA_CPU_SHARED_KIB", kib.c_str(), 1);
+    check_block(device, Attention::tiled, block, before);
+  }
+  unsetenv("CUDA_CPU_SHARED_KIB");
+}
+#endif
+
 // A tile has 64 rows, or fewer where the head is large.
 TEST_CASE("attention: blocks of a sequence, diagonal or full, assigned or added", "[06][kernels]") {
   Device device;
@@ -297,6 +312,9 @@ TEST_CASE("attention on tensor cores: the check before it becomes the default", 
 
 TEST_CASE("attention on tensor cores: blocks of a sequence", "[06][kernels]") {
   if (!can_run_tensor_core_attention()) return;
+  CHECK(tensor_core_warps({1, 4096, 4096, 4096, {8, 2, 128}, true}, true) == 8);
+  CHECK(tensor_core_warps({1, 4096, 4096, 4096, {4, 2, 128}, true}, true) == 4);  // would leave some idle
+  enough_blocks = 1;
   Device device;
   Random random;
   for (const int size : {64, 128}) {
@@ -314,28 +332,50 @@ TEST_CASE("attention on tensor cores: blocks of a sequence", "[06][kernels]") {
     }
   }
 #ifdef CUDA_CPU
+  setenv("CUDA_CPU_SHARED_KIB", "99", 1);  // too little for blocks of 8 warps
+  const AttentionBlock block = {1, 150, 131, 151, {2, 1, 128}, true};
+  CHECK(tensor_core_warps(block, true) == 4);
+  if (!tensor_cores_are_tested_in_bf16) check_block(device, Attention::tensor_core, block, {block, random});
+  unsetenv("CUDA_CPU_SHARED_KIB");
+  CHECK(tensor_core_warps(block, true) == 8);
   CHECK(cuda_cpu::row_reads().all > 0);
   CHECK(cuda_cpu::row_reads().with_conflicts == 0);
 #endif
+  enough_blocks = 132;
 }
 
 TEST_CASE("attention on tensor cores: the longest blocks begin first", "[01][kernels]") {
-  for (const auto& [tiles, heads, sequences] :
-       {std::tuple(1, 1, 1), {22, 3, 8}, {3, 8, 4}, {5, 7, 13}, {2, 32, 3}}) {
-    CAPTURE(tiles, heads, sequences);
-    const int pairs = heads * sequences, sections = std::max(1, pairs / 32);
+  for (const auto& [tiles, heads, sequences, size] : {std::tuple(1, 1, 1, 32),
+                                                      {22, 3, 8, 32},
+                                                      {3, 8, 4, 32},
+                                                      {5, 7, 13, 32},
+                                                      {2, 32, 3, 32},
+                                                      {5, 7, 13, 8}}) {
+    CAPTURE(tiles, heads, sequences, size);
+    const int pairs = heads * sequences, sections = std::max(1, pairs / size);
     std::vector<int> next(pairs);  // tile of each pair
     for (int number = 0; number < tiles * pairs; ++number) {
-      const Place place = place_of(number, tiles, heads, sequences);
-      const int pair = place.sequence * heads + place.head, section = std::min(pair / 32, sections - 1);
+      const Place place = place_of(number, tiles, heads, sequences, size);
+      const int pair = place.sequence * heads + place.head, section = std::min(pair / size, sections - 1);
       REQUIRE(place.tile == next.at(pair)++);                        // a turn waits for tiles that have begun
       REQUIRE((place.head == 0 || next.at(pair - 1) > place.tile));  // and for such heads
-      const auto first = next.begin() + section * 32, last = section + 1 < sections ? first + 32 : next.end();
+      const auto first = next.begin() + section * size,
+                 last = section + 1 < sections ? first + size : next.end();
       REQUIRE(*std::max_element(first, last) - *std::min_element(first, last) <= 1);
       REQUIRE(std::all_of(next.begin(), first, [&](int done) { return done == tiles; }));
       REQUIRE(std::all_of(last, next.end(), [](int begun) { return begun == 0; }));
     }
   }
+}
+
+TEST_CASE("attention on tensor cores: what a section of pairs reads fits into the L2 cache",
+          "[01][kernels]") {
+  CHECK(section_of(2048, 64) == 32);
+  CHECK(section_of(1024, 128) == 32);
+  CHECK(section_of(512, 64) == 32);  // more would gain nothing
+  CHECK(section_of(8192, 64) == 8);
+  CHECK(section_of(8192, 128) == 4);
+  CHECK(section_of(131072, 128) == 4);  // fewer would leave a long block for the end
 }
 
 // An H100 has 132 multiprocessors. tests/tools/makespan.py 132 simulates one head: 4.06 and 3.05.
@@ -364,8 +404,9 @@ TEST_CASE("attention on tensor cores: backward repeats bit for bit", "[06][kerne
 #ifndef CUDA_CPU
   constexpr int n = 500;
 #else
-  constexpr int n = 200;  // emulated; a block has 64 or 96 keys
+  constexpr int n = 200;  // emulated; a block has 96 or 128 keys
 #endif
+  enough_blocks = 1;
   Device device;
   Random random;
   for (const int size : {64, 128}) {
@@ -385,6 +426,27 @@ TEST_CASE("attention on tensor cores: backward repeats bit for bit", "[06][kerne
       reference_attention(block, want, true);
       device_attention<real>(device, Attention::tensor_core, block, got, false, true);
       require_close<real>(got, want, Attention::tensor_core, block);
+    }
+  }
+  enough_blocks = 132;
+}
+
+// An H100 has 264 places for blocks. More of them, in several sections, wait for a place and for turns.
+TEST_CASE("attention on tensor cores: more blocks than a GPU runs at once", "[06][.gpu]") {
+  if (this_device().major < 8) return;  // emulated it would take hours
+  Device device;
+  Random random;
+  for (const int size : {64, 128}) {
+    const AttentionBlock block = {4, 4096, 4096, 4096, {8, 2, size}, true};
+    const BlockData before(block, random);
+    BlockData tiled = before, first = before;
+    device_attention<real>(device, Attention::tiled, block, tiled, false);
+    device_attention<real>(device, Attention::tensor_core, block, first, false);
+    require_close<real>(first, tiled, Attention::tensor_core, block);
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      BlockData again = before;
+      device_attention<real>(device, Attention::tensor_core, block, again, false);
+      REQUIRE(same_bits(again, first));
     }
   }
 }

@@ -18,7 +18,8 @@ namespace {
 struct Sizes {
   int rows, experts, top_k, d;
 };
-constexpr Sizes all_sizes[] = {{1, 1, 1, 3}, {7, 4, 2, 5}, {13, 5, 5, 301}, {601, 9, 3, 4}, {2100, 3, 1, 2}};
+constexpr Sizes all_sizes[] = {{1, 1, 1, 3},   {7, 4, 2, 5},    {13, 5, 5, 301},
+                               {601, 9, 3, 4}, {2100, 3, 1, 2}, {37, 40, 2, 36}};
 
 // What the host finds for given logits.
 struct Routing {
@@ -260,6 +261,35 @@ TEST_CASE("experts: the router's weight gradient is assigned or added", "[07][ex
       require_close(device.download(gradient), want, sum_of<accum>(s.rows));
     }
   }
+}
+
+// What a block reads again comes from a cache; what another one has read does not.
+TEST_CASE("experts: the router's kernels declare what each of their blocks reads", "[07][experts][kernels]") {
+  Device device;
+  const Sizes s = {21, 40, 2, 70};  // 3 blocks of up to 8 rows; of up to 16 experts; of up to 32 columns
+  const AccumTensor d_logits = device.fresh<accum>(s.rows, s.experts), sum = device.fresh<accum>(40, s.d),
+                    loads = device.fresh<accum>(1, s.experts);
+  const Tensor x = device.fresh<real>(s.rows, s.d), copies = device.fresh<real>(s.rows * s.top_k, s.d),
+               router = device.fresh<real>(s.experts, s.d);
+  const Matrix<int32_t> chosen{const_cast<int32_t*>(device.upload(std::vector<int32_t>(42))), 21, 2};
+  const auto declared = [](const auto& launch) {
+    const DeclaredCosts before = declared_costs;
+    launch();
+    return std::pair(declared_costs.bytes - before.bytes, declared_costs.flops - before.flops);
+  };
+  for (const bool add : {false, true}) {
+    const double of_x = x.bytes(), of_logits = d_logits.bytes(), of_sum = (add ? 2.0 : 1.0) * sum.bytes(),
+                 products = 2.0 * s.rows * s.experts * s.d;
+    CHECK(declared([&] {
+            router_wgrad(d_logits, x, {sum, add}, device.stream);
+          }) == std::pair(3 * of_x + 3 * of_logits + of_sum, products));
+    CHECK(declared([&] {
+            permute_tokens_backward(copies, chosen, d_logits, router, x, device.stream, add);
+          }) == std::pair(copies.bytes() + (add ? 2 : 1) * of_x + of_logits + 3 * router.bytes(), products));
+  }
+  CHECK(declared([&] {
+          count_loads(chosen, 1, {loads, false}, device.stream);
+        }).first == 40 * chosen.bytes() + loads.bytes());
 }
 
 TEST_CASE("experts: fractions and the balance loss", "[07][experts][kernels]") {

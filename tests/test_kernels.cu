@@ -205,40 +205,54 @@ TEST_CASE("rmsnorm: a row of zeros, and rows of any size, stay finite", "[01][ke
   require_close(device.download(out), want, sum_of<real>(d));
 }
 
-TEST_CASE("rmsnorm: backward, assigned and added", "[01][kernels]") {
-  Device device;
+void check_rmsnorm_backward(Device& device, int64_t rows, int64_t d, bool add) {
+  CAPTURE(rows, d, add);
   Random random;
   const double norm_epsilon = 0.5;  // so that the gradient of a row of one element is not all cancellation
-  for (const auto [rows, d] : shapes) {
-    for (const bool add : {false, true}) {
-      CAPTURE(rows, d, add);
-      const HostMatrix x = random.normal<real>(rows, d), weight = random.normal<real>(1, d);
-      const HostMatrix d_out = random.normal<real>(rows, d), before = random.normal<real>(rows, d);
-      HostMatrix want(rows, d), want_weight(1, d), rstd(rows, 1);
-      for (int64_t i = 0; i < rows; ++i) {
-        double squares = 0;
-        for (int64_t j = 0; j < d; ++j) squares += x(i, j) * x(i, j);
-        const double r = rstd(i, 0) = 1 / std::sqrt(squares / d + norm_epsilon);
-        for (int64_t k = 0; k < d; ++k) {  // through out_j = x_j r w_j, with dr/dx_k = -x_k r^3 / d
-          want(i, k) = (add ? before(i, k) : 0) + d_out(i, k) * r * weight(0, k);
-          for (int64_t j = 0; j < d; ++j) {
-            want(i, k) -= d_out(i, j) * x(i, j) * weight(0, j) * x(i, k) * r * r * r / d;
-          }
-          want_weight(0, k) += d_out(i, k) * x(i, k) * r;
-        }
-      }
-      const Tensor d_x = add ? device.upload<real>(before) : device.fresh<real>(rows, d);
-      const AccumTensor partials = device.fresh<accum>(rmsnorm_bands(rows), d);
-      const AccumTensor d_weight = device.fresh<accum>(1, d);
-      rmsnorm_backward(device.upload<real>(d_out), device.upload<real>(x), device.upload<real>(weight).data,
-                       device.upload<accum>(rounded<accum>(rstd)).data, add, d_x, partials, d_weight.data,
-                       device.stream);
-      require_close(device.download(d_x), want, sum_of<real>(d));
-      require_close(device.download(d_weight), want_weight, sum_of<accum>(rows));
-      device.download(partials);  // for its guards
+  const HostMatrix x = random.normal<real>(rows, d), weight = random.normal<real>(1, d);
+  const HostMatrix d_out = random.normal<real>(rows, d), before = random.normal<real>(rows, d);
+  HostMatrix want(rows, d), want_weight(1, d), rstd(rows, 1);
+  for (int64_t i = 0; i < rows; ++i) {
+    double squares = 0, dot = 0;
+    for (int64_t j = 0; j < d; ++j) {
+      squares += x(i, j) * x(i, j);
+      dot += d_out(i, j) * x(i, j) * weight(0, j);
+    }
+    const double r = rstd(i, 0) = 1 / std::sqrt(squares / d + norm_epsilon);
+    for (int64_t k = 0; k < d; ++k) {  // through out_j = x_j r w_j, with dr/dx_k = -x_k r^3 / d
+      want(i, k) = (add ? before(i, k) : 0) + d_out(i, k) * r * weight(0, k) - dot * x(i, k) * r * r * r / d;
+      want_weight(0, k) += d_out(i, k) * x(i, k) * r;
     }
   }
+  const Tensor d_x = add ? device.upload<real>(before) : device.fresh<real>(rows, d);
+  const AccumTensor partials = device.fresh<accum>(rmsnorm_bands(rows), d);
+  const AccumTensor d_weight = device.fresh<accum>(1, d);
+  rmsnorm_backward(device.upload<real>(d_out), device.upload<real>(x), device.upload<real>(weight).data,
+                   device.upload<accum>(rounded<accum>(rstd)).data, add, d_x, partials, d_weight.data,
+                   device.stream);
+  require_close(device.download(d_x), want, sum_of<real>(d));
+  require_close(device.download(d_weight), want_weight, sum_of<accum>(rows));
+  device.download(partials);  // for its guards
 }
+
+TEST_CASE("rmsnorm: backward, assigned and added", "[01][kernels]") {
+  Device device;
+  for (const auto [rows, d] : shapes)
+    for (const bool add : {false, true}) check_rmsnorm_backward(device, rows, d, add);
+}
+
+#ifdef CUDA_CPU
+TEST_CASE("rmsnorm: backward of wide rows, on GPUs with little shared memory", "[01][standin]") {
+  Device device;
+  for (const std::string kib : {"64", "99", "227"}) {
+    CAPTURE(kib);
+    setenv("CUDA_CPU_SHARED_KIB", kib.c_str(), 1);
+    for (const int64_t d : {3200, 5120, 6400, 12800})
+      if (d * sizeof(accum) <= std::stoul(kib) << 10) check_rmsnorm_backward(device, 9, d, false);
+  }
+  unsetenv("CUDA_CPU_SHARED_KIB");
+}
+#endif
 
 // ---- Rotary positions -------------------------------------------------------------------------------------
 

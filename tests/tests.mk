@@ -91,8 +91,8 @@ test-report: $(PROGRAMS:%=build/cpu-fp32/%) $(OF_REPORT) build/host/plan build/p
 test-questions: #: the notes' numbers are what the commands print that they name;  make notes-slow: those of minutes
 test-questions notes-slow: $(foreach p,fp32 bf16,$(PROGRAMS:%=build/cpu-$(p)/%)) build/cpu-bf16/plan build/cpu-fp8/07_combined_5d
 	@python3 tests/questions.py $(if $(filter notes-slow,$@),--slow) $$(git ls-files '*.md')
-gpu-check: #: on a GPU: build, test, look for races, measure; one report, 14 minutes after the build
-	@NVCC='$(NVCC)' tests/gpu_check.sh build/gpu-report.txt
+gpu-check: #: on a GPU: build, test, look for races, measure; a report, 9 minutes after the build:  REPORT=PATH
+	@NVCC='$(NVCC)' tests/gpu_check.sh "$(if $(filter command,$(origin REPORT)),$(REPORT),build/gpu-report.txt)"
 gpu-bundle: #: pack what gpu-check needs on a machine without network: this tree, MPICH, headers, programs
 	@tests/gpu_bundle.sh build/pentatron-gpu.tar.gz
 format: ## format C++ and CUDA, Python, shell;  make test-format: what that would change

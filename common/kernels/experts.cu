@@ -69,37 +69,47 @@ void route_tokens_backward(AccumTensor probabilities, Matrix<int32_t> chosen, co
          balance_scale, loss_scale, probabilities.rows, probabilities.columns, chosen.columns, d_logits.data);
 }
 
-// One block an expert and 32 columns. Eight warps share out the rows, and their sums meet in block memory.
-constexpr int row_warps = threads_per_block / 32;
+// Products with the router are small, and their sums are `accum`: here they are plain loops. One block 16
+// experts and 32 columns. Eight warps share out the rows, and their sums meet in block memory.
+constexpr int row_warps = threads_per_block / 32, block_experts = 16;
 __global__ void router_wgrad_kernel(In<accum> d_logits /*[rows, experts]*/, In<real> x /*[rows, d]*/,
                                     int rows, int experts, int d, bool add,
                                     Out<accum> d_router /*[experts, d]*/) {
-  const int expert = blockIdx.x, first = 32 * blockIdx.y, count = std::min(32, d - first);
-  accum* const of_warps = block_memory<accum>();  // [row_warps, 32]
+  const int first_expert = block_experts * blockIdx.x,
+            here = std::min(int{block_experts}, experts - first_expert);
+  const int first = 32 * blockIdx.y, count = std::min(32, d - first);
+  accum* const of_warps = block_memory<accum>();  // [row_warps, block_experts, 32]
   for (int warp : warp_range(row_warps)) {
-    accum* const sums = of_warps + 32 * warp;
-    for (int j : lane_range(count)) sums[j] = 0;
-#pragma unroll 8  // as many loads are under way
-    for (int row = warp; row < rows; row += row_warps) {
-      const accum factor = d_logits[static_cast<size_t>(row) * experts + expert];
-      const real* const of_row = x + static_cast<size_t>(row) * d + first;
-      for (int j : lane_range(count)) sums[j] += factor * accum(of_row[j]);
+    for (int j : lane_range(count)) {
+      accum sums[block_experts] = {};
+#pragma unroll 4  // as many loads are under way
+      for (int row = warp; row < rows; row += row_warps) {
+        const accum* const factors = d_logits + static_cast<size_t>(row) * experts + first_expert;
+        const auto value = accum(x[static_cast<size_t>(row) * d + first + j]);
+#pragma unroll  // sums stay in registers
+        for (int e = 0; e < block_experts; ++e) sums[e] += (e < here ? factors[e] : accum(0)) * value;
+      }
+      for (int e = 0; e < block_experts; ++e) of_warps[(warp * block_experts + e) * 32 + j] = sums[e];
     }
   }
   __syncthreads();
-  accum* const gradient = d_router + static_cast<size_t>(expert) * d + first;
-  for (int j : block_range(count)) {
-    accum sum = add ? gradient[j] : 0;
-    for (int warp = 0; warp < row_warps; ++warp) sum += of_warps[32 * warp + j];
-    gradient[j] = sum;
+  for (int e : warp_range(here)) {
+    accum* const gradient = d_router + static_cast<size_t>(first_expert + e) * d + first;
+    for (int j : lane_range(count)) {
+      accum sum = add ? gradient[j] : 0;
+      for (int warp = 0; warp < row_warps; ++warp) sum += of_warps[(warp * block_experts + e) * 32 + j];
+      gradient[j] = sum;
+    }
   }
 }
 
 void router_wgrad(AccumTensor d_logits, Tensor x, Gradient d_router, cudaStream_t stream) {
-  launch_with_memory(
-      router_wgrad_kernel, dim3(d_logits.columns, (x.columns + 31) / 32), 32 * row_warps * sizeof(accum),
-      moves(x.bytes() + d_logits.bytes() + (d_router.add ? 2 : 1) * d_router.sum.bytes()), stream,
-      d_logits.data, x.data, x.rows, d_logits.columns, x.columns, d_router.add, d_router.sum.data);
+  const dim3 blocks((d_logits.columns + block_experts - 1) / block_experts, (x.columns + 31) / 32);
+  const double bytes = 1.0 * blocks.x * x.bytes() + 1.0 * blocks.y * d_logits.bytes() +
+                       (d_router.add ? 2 : 1) * d_router.sum.bytes();
+  launch_with_memory(router_wgrad_kernel, blocks, 32 * row_warps * block_experts * sizeof(accum),
+                     {.bytes = bytes, .flops = 2.0 * x.size() * d_logits.columns}, stream, d_logits.data,
+                     x.data, x.rows, d_logits.columns, x.columns, d_router.add, d_router.sum.data);
 }
 
 // ---- The layout of the copies -----------------------------------------------------------------------------
@@ -195,31 +205,47 @@ void permute_tokens(Tensor x, Matrix<int32_t> place, Tensor copies, cudaStream_t
          place.columns, x.columns, copies.data);
 }
 
+// One block 8 rows, for which it reads the router once.
+constexpr int block_rows = 8;
 template <int width>
 __global__ void permute_tokens_backward_kernel(In<real> d_copies /*[rows*top_k, d]*/,
                                                In<int32_t> place /*[rows, top_k]*/, int top_k,
                                                In<accum> d_logits /*[rows, experts]*/,
-                                               In<real> router /*[experts, d]*/, int experts, int d, bool add,
-                                               Out<real> d_x /*[rows, d]*/) {
-  const size_t row = blockIdx.x;
+                                               In<real> router /*[experts, d]*/, int rows, int experts, int d,
+                                               bool add, Out<real> d_x /*[rows, d]*/) {
+  const size_t first = size_t{block_rows} * blockIdx.x;
+  const int count = std::min(int{block_rows}, static_cast<int>(rows - first));
   for (int j : block_range(d, width)) {
-    Pack<width> sum = {};
-    if (add) add_scaled(1, d_x + row * d + j, sum);
-    for (int k = 0; k < top_k; ++k)
-      add_scaled(1, d_copies + static_cast<size_t>(place[row * top_k + k]) * d + j, sum);
-    for (int e = 0; e < experts; ++e)
-      add_scaled(d_logits[row * experts + e], router + static_cast<size_t>(e) * d + j, sum);
-    store(d_x + row * d + j, sum);
+    Pack<width> sums[block_rows] = {};
+    const auto for_rows = [&](const auto& f) {
+#pragma unroll  // sums stay in registers
+      for (int i = 0; i < block_rows; ++i)
+        if (i < count) f(first + i, sums[i]);
+    };
+    for_rows([&](size_t row, Pack<width>& sum) {
+      if (add) add_scaled(1, d_x + row * d + j, sum);
+      for (int k = 0; k < top_k; ++k)
+        add_scaled(1, d_copies + static_cast<size_t>(place[row * top_k + k]) * d + j, sum);
+    });
+    for (int e = 0; e < experts; ++e) {
+      for_rows([&](size_t row, Pack<width>& sum) {
+        add_scaled(d_logits[row * experts + e], router + static_cast<size_t>(e) * d + j, sum);
+      });
+    }
+    for_rows([&](size_t row, Pack<width>& sum) { store(d_x + row * d + j, sum); });
   }
 }
 
 void permute_tokens_backward(Tensor d_copies, Matrix<int32_t> place, AccumTensor d_logits, Tensor router,
                              Tensor d_x, cudaStream_t stream, bool add) {
   const int width = width_for(d_x.columns, d_copies.data, router.data, d_x.data);
+  const int64_t blocks = (d_x.rows + block_rows - 1) / block_rows;
+  const double bytes =
+      1.0 * d_copies.bytes() + (add ? 2 : 1) * d_x.bytes() + d_logits.bytes() + 1.0 * blocks * router.bytes();
   launch(width == 1 ? permute_tokens_backward_kernel<1> : permute_tokens_backward_kernel<pack_width>,
-         block_a_row(d_x.rows, d_x.columns / width), moves(d_copies.bytes() + (add ? 2 : 1) * d_x.bytes()),
-         stream, d_copies.data, place.data, place.columns, d_logits.data, router.data, d_logits.columns,
-         d_x.columns, add, d_x.data);
+         block_a_row(blocks, d_x.columns / width),
+         {.bytes = bytes, .flops = 2.0 * d_x.size() * d_logits.columns}, stream, d_copies.data, place.data,
+         place.columns, d_logits.data, router.data, d_x.rows, d_logits.columns, d_x.columns, add, d_x.data);
 }
 
 template <int width>
@@ -315,7 +341,8 @@ __global__ void count_loads_kernel(In<int32_t> chosen /*[copies]*/, int copies, 
 }
 
 void count_loads(Matrix<int32_t> chosen, double scale, Gradient loads, cudaStream_t stream) {
-  launch(count_loads_kernel, dim3(loads.sum.columns), moves(chosen.bytes() + loads.sum.bytes()), stream,
+  const int64_t experts = loads.sum.columns;  // each block reads all that is chosen
+  launch(count_loads_kernel, dim3(experts), moves(experts * chosen.bytes() + loads.sum.bytes()), stream,
          chosen.data, chosen.size(), scale, loads.add, loads.sum.data);
 }
 

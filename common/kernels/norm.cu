@@ -116,7 +116,7 @@ void rmsnorm_backward(Tensor d_out, Tensor x, const real* weight, const accum* r
                       Tensor d_x, AccumTensor partials, accum* weight_gradient, cudaStream_t stream) {
   const int width = width_for(x.columns, d_out.data, x.data, weight, d_x.data, partials.data);
   // A warp for each of 8 rows, or fewer where their sums do not fit: two blocks share 228 KiB of an H100.
-  constexpr size_t memory_of_block = 100 << 10;
+  const size_t memory_of_block = std::min<size_t>(100 << 10, largest_block_memory());
   const size_t row_of_sums = x.columns * sizeof(accum);
   const auto warps = static_cast<unsigned>(std::clamp<size_t>(memory_of_block / row_of_sums, 1, 8));
   launch_with_memory(width == 1 ? rmsnorm_backward_kernel<1> : rmsnorm_backward_kernel<pack_width>,

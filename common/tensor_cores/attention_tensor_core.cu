@@ -58,7 +58,7 @@ constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
 template <int size>
 struct ForwardCut {
   static constexpr int warps = 4, threads = warps * lanes_of_warp;
-  static constexpr int fixed = tensor_core_tile(size, false), rows = fixed / warps,
+  static constexpr int fixed = tensor_core_tile(size, false, warps), rows = fixed / warps,
                        looped = size == 64 ? 64 : 32;
 };
 
@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
   const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   constexpr int looped = Of::looped, tile_size = looped * size;
   const int tiles = (queries + Of::fixed - 1) / Of::fixed;
-  const auto [tile, head, sequence] = place_of(static_cast<int>(blockIdx.x), tiles, heads, block.batch);
+  const auto [tile, head, sequence] =
+      place_of(static_cast<int>(blockIdx.x), tiles, heads, block.batch, section_of(queries, size));
   const int first_query = (tiles - 1 - tile) * Of::fixed;
   const int leading = heads * size, kv_leading = kv_heads * size, of_warp = warp() * Of::rows;
   const int first_row = sequence * block.stride + first_query;
@@ -175,10 +176,10 @@ __global__ void __launch_bounds__(ForwardCut<size>::threads, 2)
 
 // Two warps have `rows` keys, a block `fixed`. They loop over tiles of `looped` queries, `part` at a time. In
 // a lane's 255 registers are rows x size / 32 sums, half as many of k or v, and rows x part / 32 scores.
-template <int size>
+template <int size, int warps>
 struct BackwardCut {
-  static constexpr int warps = 4, threads = warps * lanes_of_warp;
-  static constexpr int fixed = tensor_core_tile(size, true), rows = 2 * fixed / warps,
+  static constexpr int threads = warps * lanes_of_warp;
+  static constexpr int fixed = tensor_core_tile(size, true, warps), rows = 2 * fixed / warps,
                        looped = backward_queries, part = 16;
 };
 
@@ -256,15 +257,15 @@ __device__ void add_in_turn(float (&sums)[m][n][4], int rows, size_t at, int lea
   }
 }
 
-// d_q += scale d_scores^T k, of a tile of queries. A warp has 32 queries and half of the columns.
-template <int size, int keys, class Result>
+// d_q += scale d_scores^T k, of a tile of queries. A warp has 32 queries and a part of the columns.
+template <int size, int keys, int warps, class Result>
 __device__ void add_to_d_q(const real* d_scores /*[keys, backward_queries]*/, const real* k /*[keys, size]*/,
                            float scale, int rows, int leading, const Turn<Result>& turn) {
-  constexpr int m = 2, columns = size == 64 ? 32 : 16;
-  const int first_row = warp() / 2 * (16 * m), first_column = warp() % 2 * (size / 2);
+  constexpr int m = 2, columns = size == 64 ? 32 : 16, parts = warps / 2;
+  const int first_row = warp() / parts * (16 * m), first_column = warp() % parts * (size / parts);
   wait_for_turn(turn.number, turn.before);
 #pragma unroll 1
-  for (int column = first_column; column < first_column + size / 2; column += columns) {
+  for (int column = first_column; column < first_column + size / parts; column += columns) {
     Sums<16 * m, columns> sums = {};
 #pragma unroll
     for (int i = 0; i < keys / 16; ++i) {
@@ -286,15 +287,15 @@ __device__ void add_to_d_q(const real* d_scores /*[keys, backward_queries]*/, co
 // see these keys. The first keys are seen by most queries. The last queries see all keys, so each block
 // begins with them. It adds to d_q after the blocks of earlier keys, and to d_k and d_v after those of
 // earlier heads of its group. They have begun before it: blocks take numbers as they begin.
-template <int size, class Result>
-__global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
+template <int size, int warps, class Result>
+__global__ void __launch_bounds__(BackwardCut<size, warps>::threads, 8 / warps)
     tensor_core_backward_kernel(In<real> q /*[rows, heads*size]*/, In<real> k /*[rows, kv_heads*size]*/,
                                 In<real> v /*as k*/, In<real> d_out /*as q*/, In<accum> lse /*[rows, heads]*/,
                                 In<accum> dots /*as lse*/, AttentionBlock block, int group, float scale,
                                 bool add, int32_t* next_number /*[1]*/, int32_t* turns /*[backward_turns]*/,
                                 accum* d_q_sums /*as q*/, accum* d_k_sums /*as k*/, accum* d_v_sums /*as k*/,
                                 Result* d_q /*as q*/, Result* d_k /*as k*/, Result* d_v /*as k*/) {
-  using Of = BackwardCut<size>;
+  using Of = BackwardCut<size, warps>;
   const int queries = block.queries, keys = block.keys;
   const int heads = block.head.heads, kv_heads = block.head.kv_heads;
   constexpr int looped = Of::looped, part = Of::part, tile_size = looped * size;
@@ -309,7 +310,9 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
   accum* const statistics = reinterpret_cast<accum*>(q_tiles + 4 * tile_size);  // lse, dots: [looped]; twice
   // Registers are scarce, and block memory is not.
   Place* const place = reinterpret_cast<Place*>(statistics + 4 * looped);
-  if (thread_of_block() == 0) *place = place_of(take_number(next_number), tiles, heads, block.batch);
+  if (thread_of_block() == 0) {
+    *place = place_of(take_number(next_number), tiles, heads, block.batch, section_of(queries, size));
+  }
   synchronize_block();
   const auto first_key = [&] { return place->tile * Of::fixed; };
   const auto key_column = [&] { return place->head / group * size; };
@@ -369,8 +372,8 @@ __global__ void __launch_bounds__(BackwardCut<size>::threads, 2)
       multiply<size, Transpose::no>(factor, q_part + (1 - which) * tile_size, 0, sums);
     }
     synchronize_block();  // all d_scores are there
-    add_to_d_q<size, Of::fixed>(weights, k_tile, ln_2 * scale, queries - first_query_of(step), leading,
-                                turn_of(step));
+    add_to_d_q<size, Of::fixed, warps>(weights, k_tile, ln_2 * scale, queries - first_query_of(step), leading,
+                                       turn_of(step));
     wait_for_copies();
     synchronize_block();  // the next tile is here; all have used this one, and have added
     if (thread_of_block() == 0) set_turn(turn_of(step).number, place->tile + 1);
@@ -426,16 +429,23 @@ void tensor_core_backward(const AttentionBlock& block, const AttentionTensors& t
   CUDA_CHECK(cudaMemsetAsync(to.turns.data, 0, to.turns.bytes(), stream));
   for_head_size(block.head.head_size, [&](auto head_size) {
     constexpr int size = head_size;
-    using Of = BackwardCut<size>;
-    launch_with_memory(in_warps<Of::threads, tensor_core_backward_kernel<size, Result>>(),
-                       Grid(tiles_of(block, block.keys, block.head.heads, Of::fixed), Of::threads),
-                       sizeof(real) * (2 * Of::fixed + 4 * Of::looped) * size +
-                           sizeof(accum) * 4 * Of::looped + sizeof(Place),
-                       attention_cost(block, 5, Cost::Unit::tensor_cores, true), stream, t.q.data, t.k.data,
-                       t.v.data, g.d_out.data, t.lse.data, g.d_out_dot_out.data, block,
-                       block.head.heads / block.head.kv_heads, scale_of(size), add, to.turns.data,
-                       to.turns.data + 1, to.d_q.data, to.d_k.data, to.d_v.data, g.d_q.data, g.d_k.data,
-                       g.d_v.data);
+    const auto launch_backward = [&](auto of_block) {
+      constexpr int warps = of_block;
+      using Of = BackwardCut<size, warps>;
+      launch_with_memory(in_warps<Of::threads, tensor_core_backward_kernel<size, warps, Result>>(),
+                         Grid(tiles_of(block, block.keys, block.head.heads, Of::fixed), Of::threads),
+                         sizeof(real) * (2 * Of::fixed + 4 * Of::looped) * size +
+                             sizeof(accum) * 4 * Of::looped + sizeof(Place),
+                         attention_cost(block, 5, Cost::Unit::tensor_cores, true), stream, t.q.data, t.k.data,
+                         t.v.data, g.d_out.data, t.lse.data, g.d_out_dot_out.data, block,
+                         block.head.heads / block.head.kv_heads, scale_of(size), add, to.turns.data,
+                         to.turns.data + 1, to.d_q.data, to.d_k.data, to.d_v.data, g.d_q.data, g.d_k.data,
+                         g.d_v.data);
+    };
+    if constexpr (size == 128) {
+      if (tensor_core_warps(block, true) == 8) return launch_backward(std::integral_constant<int, 8>());
+    }
+    launch_backward(std::integral_constant<int, 4>());
   });
 }
 

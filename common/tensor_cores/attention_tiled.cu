@@ -336,15 +336,12 @@ struct Tiling {
 // The largest tiles of which a block's memory has room for `matrices` [tile, columns], `squares` [tile, tile]
 // and `vectors` [tile]; but not longer than need be: what lies beyond the rows is computed, too.
 static Tiling choose_tiling(const AttentionBlock& block, int matrices, int squares, int vectors) {
-  int device = 0, available = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   const int columns = (block.head.head_size + patch_columns - 1) / patch_columns * patch_columns;
   const auto bytes = [&](int tile) {
     return sizeof(accum) * tile * (matrices * columns + squares * tile + vectors);
   };
   const auto too_large = [&](int tile) {
-    return bytes(tile) > static_cast<size_t>(available) || tile / 2 >= std::max(block.queries, block.keys);
+    return bytes(tile) > size_t(largest_block_memory()) || tile / 2 >= std::max(block.queries, block.keys);
   };
   int tile = 64;
   while (tile > patch_columns && too_large(tile)) tile /= 2;

@@ -12,7 +12,7 @@ namespace pentatron {
 #if defined(PRODUCTS_IN_FP8) && !defined(CUDA_CPU) && CUBLAS_VERSION >= 120900
 
 // Row-major c = a b^T + beta c by cublasLtMatmul, which takes it as column-major c^T = b a^T. Hopper has such
-// scales, newer GPUs have others. Sizes must be multiples of 16.
+// scales, newer GPUs have others. c has padded_to_16(rows).
 class CodesProduct {
  public:
   CodesProduct(const LayerBlas& blas, const Operand& a, const Operand& b, ProductResult c) : blas_(blas) {
@@ -22,9 +22,9 @@ class CodesProduct {
     set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode_of(Fp8Tile::row));
     set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, blas.operand(1, true).scales);
     set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, blas.operand(0, true).scales);
-    layout(b_, CUDA_R_8F_E4M3, b.columns(), b.rows());
-    layout(a_, CUDA_R_8F_E4M3, a.columns(), a.rows());
-    layout(c_, c.type, c.columns, c.rows);
+    layout(b_, CUDA_R_8F_E4M3, padded_to_16(b.columns()), b.rows());
+    layout(a_, CUDA_R_8F_E4M3, padded_to_16(a.columns()), padded_to_16(a.rows()));
+    layout(c_, c.type, c.columns, padded_to_16(c.rows));
     cublasLtMatmulPreferenceOpaque_t preference;
     CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
@@ -36,7 +36,7 @@ class CodesProduct {
     // Parts of a long sum are added in fp32.
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
     int found = 0;
-    possible_ = a.rows() % 16 == 0 && b.rows() % 16 == 0 && a.columns() % 16 == 0 &&
+    possible_ = b.rows() % 16 == 0 &&
                 cublasLtMatmulAlgoGetHeuristic(handle(), &operation_, &b_, &a_, &c_, &c_, &preference, 1,
                                                &algorithm_, &found) == CUBLAS_STATUS_SUCCESS &&
                 found > 0;

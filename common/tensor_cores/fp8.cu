@@ -41,8 +41,11 @@ struct Square {
   __device__ int64_t of(int i, int j) const {
     return transposed ? (first_column + j) * rows + first_row + i : at(i, j);
   }
-  // Where the scale of row i's tile is, and that of the square.
-  __device__ int64_t scale_of_row(int i) const { return tile_column * rows + first_row + i; }
+  // Where the element's code is, the scale of row i's tile, and that of the square.
+  __device__ int64_t code_at(int i, int j) const {
+    return at(i, j) + (first_row + i) * (padded_to_16(columns) - columns);
+  }
+  __device__ int64_t scale_of_row(int i) const { return tile_column * padded_to_16(rows) + first_row + i; }
   __device__ int64_t scale_of_square() const { return tile_row * ((tiles_of_row + 3) / 4 * 4) + tile_column; }
 };
 
@@ -120,7 +123,7 @@ __global__ void quantise_kernel(const real* __restrict__ x /*[rows, columns]*/, 
       if (out.values) {
         store(out.values + square.at(i, j), dequantised);
       } else {
-        *reinterpret_cast<decltype(codes)*>(out.codes + square.at(i, j)) = codes;
+        *reinterpret_cast<decltype(codes)*>(out.codes + square.code_at(i, j)) = codes;
       }
     }
     const bool has_scale = !out.values && (tile == Fp8Tile::row || i == 0);
@@ -140,6 +143,8 @@ void quantise(Tensor x, Transpose transpose, Fp8Tile tile, Fp8Matrix out, cudaSt
   const auto [rows, columns] =
       transpose == Transpose::yes ? std::pair(x.columns, x.rows) : std::pair(x.rows, x.columns);
   const auto tiles = [](int64_t n) { return static_cast<unsigned>((n + fp8_tile - 1) / fp8_tile); };
+  if (!out.values && columns % 16 != 0)
+    CUDA_CHECK(cudaMemsetAsync(out.codes, 0, rows * padded_to_16(columns), stream));
   const Grid squares(dim3(tiles(rows) * tiles(columns)), fp8_tile);
   const int width = columns % 4 == 0 ? width_for(x.columns, x.data) : 1;
   const auto kernel = width == 1 ? kernel_of<1>(tile) : kernel_of<pack_width>(tile);
@@ -148,7 +153,7 @@ void quantise(Tensor x, Transpose transpose, Fp8Tile tile, Fp8Matrix out, cudaSt
                      stream, x.data, rows, columns, transpose, out);
 }
 
-LayerBlas::LayerBlas(cudaStream_t stream, int64_t largest) : Blas(stream) {
+LayerBlas::LayerBlas(cudaStream_t stream, int64_t largest) : Blas(stream), largest_(largest) {
   if constexpr (has_fp8_products) {
     for (real*& operand : operands_) operand = memory_.matrix<real>(1, largest).data;
     for (float*& scales : scales_) scales = memory_.matrix<float>(1, largest / fp8_tile).data;
@@ -156,8 +161,8 @@ LayerBlas::LayerBlas(cudaStream_t stream, int64_t largest) : Blas(stream) {
 }
 
 Fp8Matrix LayerBlas::operand(int which, bool codes) const {
-  real* const memory = operands_[which];
-  return {reinterpret_cast<__nv_fp8_storage_t*>(memory), scales_[which], codes ? nullptr : memory};
+  auto* const memory = reinterpret_cast<__nv_fp8_storage_t*>(operands_[0]);
+  return {memory + which * largest_, scales_[which], codes ? nullptr : operands_[which]};
 }
 
 // With whole tiles of rows, so that a 128th is enough for the scales; in and out are multiples of 128.
@@ -203,10 +208,16 @@ void LayerBlas::product(const Operand& a, const Operand& b, accum beta, ProductR
   };
   const Operand a_values = quantised(0, a, Fp8Tile::row, true),
                 b_values = quantised(1, b, tile_of_b(a), !same_b);
-  trace::Operation operation(stream(), name,
-                             products(c.rows, c.columns, a.columns(), 1, 1, c.size, beta != 0, true));
+  // A result with rows of tokens is assigned. If it is padded, the rows that count are copied.
+  const bool pads = padded_to_16(c.rows) != c.rows;
+  const size_t bytes = c.rows * c.columns * c.size;
+  Cost cost =
+      products(padded_to_16(c.rows), c.columns, padded_to_16(a.columns()), 1, 1, c.size, beta != 0, true);
+  if (pads) cost.result_bytes += 2.0 * bytes;
+  trace::Operation operation(stream(), name, cost);
   if (codes.possible()) {
-    codes.run(beta, c.data);
+    codes.run(beta, pads ? operands_[1] : c.data);
+    if (pads) CUDA_CHECK(cudaMemcpyAsync(c.data, operands_[1], bytes, cudaMemcpyDeviceToDevice, stream()));
   } else {
     tell_of_emulation(a, b);
     gemm(a_values, b_values, beta, c);

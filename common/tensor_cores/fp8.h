@@ -22,9 +22,14 @@ namespace pentatron {
 enum class Fp8Tile { row, square };
 constexpr int fp8_tile = 128;
 
-// A matrix [rows, columns] in 8 bits. The last tile of a row may be shorter. An element is its code
-// times the scale of its tile. Scales lie as cublasLtMatmul reads them: of a row's tile at [column / 128,
-// row], of a square at [row / 128, column / 128], with rows of scales padded to a multiple of 4.
+// cuBLAS wants codes of sizes that are multiples of 16. A number of tokens is padded to one.
+constexpr int64_t padded_to_16(int64_t size) { return (size + 15) / 16 * 16; }
+
+// A matrix [rows, columns] in 8 bits: codes are [padded_to_16(rows), padded_to_16(columns)], of which the
+// last columns are zeros, and the last rows are anything. The last tile of a row may be shorter. An element
+// is its code times the scale of its tile. Scales lie as cublasLtMatmul reads them: of a row's tile at
+// [column / 128, row] with padded rows, of a square at [row / 128, column / 128], with rows of scales padded
+// to a multiple of 4.
 struct Fp8Matrix {
   __nv_fp8_storage_t* codes;
   float* scales;
@@ -56,7 +61,8 @@ class LayerBlas : public Blas {
 
  private:
   DeviceArena memory_{Purpose::activations};
-  real* operands_[2] = {};  // values, or codes
+  int64_t largest_;
+  real* operands_[2] = {};  // [largest_], values; or the codes of both, and a padded result
   float* scales_[2] = {};
 };
 

@@ -12,16 +12,14 @@ waiting at the end, for other heads to add to dK and dV, is not. Heads of 64."""
 import heapq
 import sys
 
-SECTION = 32
-
 
 def pair_by_pair(pairs, tiles):
     return [(pair, tile) for pair in range(pairs) for tile in range(tiles)]
 
 
-def longest_first(pairs, tiles):
-    last = max(pairs // SECTION, 1) - 1
-    sections = [range(SECTION * i, pairs if i == last else SECTION * (i + 1)) for i in range(last + 1)]
+def longest_first(pairs, tiles, section):
+    last = max(pairs // section, 1) - 1
+    sections = [range(section * i, pairs if i == last else section * (i + 1)) for i in range(last + 1)]
     return [(pair, tile) for section in sections for tile in range(tiles) for pair in section]
 
 
@@ -40,12 +38,16 @@ def run(order, steps, slots, turns=False):
     return blocks
 
 
-def both_orders(pairs, steps, slots, reverse, turns):
+def section_of(queries):
+    return min(max(32 * 2048 // queries, 4), 32)
+
+
+def both_orders(pairs, steps, slots, reverse, turns, section=32):
     """Of each the time over equal shares, and the blocks. `reverse`: pair by pair, a pair's shortest block
     began first."""
     share = pairs * sum(steps) / slots
     old = run(pair_by_pair(pairs, len(steps)), steps[::-1] if reverse else steps, slots)
-    new = run(longest_first(pairs, len(steps)), steps, slots, turns)
+    new = run(longest_first(pairs, len(steps), section), steps, slots, turns)
     return [(max(end for *_, end in blocks) / share, blocks) for blocks in (old, new)]
 
 
@@ -61,8 +63,9 @@ def main(slots=264):
     print("                              pair by pair, longest first")
     print("sequences, tokens, heads     forward      backward")
     for sequences, queries, heads in ((8, 2048, 9), (8, 2048, 32), (1, 8192, 32), (1, 8192, 4), (1, 8192, 1)):
-        forward = both_orders(sequences * heads, steps_of_forward(queries), slots, False, False)
-        backward = both_orders(sequences * heads, steps_of_backward(queries), slots, True, True)
+        pairs = sequences * heads
+        forward = both_orders(pairs, steps_of_forward(queries), slots, False, False, section_of(queries))
+        backward = both_orders(pairs, steps_of_backward(queries), slots, True, True, section_of(queries))
         print(
             f"{sequences:9}, {queries:6}, {heads:5}     ",
             "   ".join(f"{old:.2f}, {new:.2f}" for (old, _), (new, _) in (forward, backward)),

@@ -28,11 +28,16 @@ using cuda_cpu::scratch_bytes;
 
 namespace {
 
-constexpr size_t kMaxSharedBytes = size_t{227} << 10;     // of a block, if the kernel asked for it
 constexpr size_t kDefaultSharedBytes = size_t{48} << 10;  // of a block, otherwise
 constexpr unsigned kMaxGridX = 2147483647u, kMaxGridYZ = 65535, kMaxBlock = 1024, kMaxBlockZ = 64;
 constexpr size_t kCacheLine = 64;     // bytes
 constexpr size_t kBlocksAtOnce = 16;  // in the test mode
+
+// Of a block, if the kernel asked for it: on Hopper 227 KiB.
+size_t max_shared_bytes() {
+  const char* const text = std::getenv("CUDA_CPU_SHARED_KIB");
+  return size_t{text == nullptr ? 227u : static_cast<unsigned>(std::atoi(text))} << 10;
+}
 
 size_t count(dim3 d) { return size_t{d.x} * d.y * d.z; }
 
@@ -248,7 +253,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, bool ar
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
-      static_cast<size_t>(value) > kMaxSharedBytes) {
+      static_cast<size_t>(value) > max_shared_bytes()) {
     return remember(cudaErrorInvalidValue);
   }
   SharedMemoryLimits& limits = shared_memory_limits();
@@ -321,7 +326,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = kMaxBlock;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = kMaxSharedBytes;
+      *value = static_cast<int>(max_shared_bytes());
       return cudaSuccess;
   }
   return remember(cudaErrorInvalidValue);
