@@ -288,9 +288,7 @@ def in_class(markdown):
     text, shown = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n# In class\n\n", set()
     text += f"For each week of [the course]({COURSE}): its figures, in order, and what to ask. Answers are in the notes.\n"
     weeks = r"^\| (\d+) \| (.*?) \| (.*?) \|"
-    plan = re.search(
-        "^## Ten weeks$(.*?)^## ", book.read[COURSE], re.MULTILINE | re.DOTALL
-    )[1]
+    plan = re.search("^## Ten weeks$(.*?)^## ", book.read[COURSE], re.MULTILINE | re.DOTALL)[1]
     for week, before, taught in re.findall(weeks, plan, re.MULTILINE):
         until = re.search(r", to \*(.*)\*", taught)
         for note in book.notes:
