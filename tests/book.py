@@ -64,10 +64,11 @@ FIGURES = """() => [...document.querySelectorAll('figure')].map(figure => {
 })"""
 
 
-# Formulas that are not drawn, or have no words; and what looks like TeX in the text.
+# Formulas that are not drawn, or too small (an ex has 7 pixels), or have no words; and what looks like TeX in the text.
 BAD_FORMULAS = """() => [
   ...[...document.querySelectorAll('.formula')].filter(one => !one.ariaLabel || one.innerText.trim() ||
-    !(one.querySelector('svg')?.getBoundingClientRect().height > 3) && one.checkVisibility()).map(one => one.outerHTML.slice(0, 80)),
+    one.checkVisibility() && !(one.querySelector('svg')?.getBoundingClientRect().width >
+      4.5 * parseFloat(one.querySelector('svg')?.getAttribute('width')))).map(one => one.outerHTML.slice(0, 80)),
   ...[...document.querySelectorAll('article p, article li, article td')].map(one => {
     const copy = one.cloneNode(true);
     copy.querySelectorAll('code, pre, .drawing, script, summary').forEach(part => part.remove());

@@ -28,6 +28,7 @@ SECTIONS = {  # without what is for teachers, and the form that homework.py fill
     "Below the stages": ["common/*.md", "common/kernels/*.md", "common/cpu/README.md", "common/cpu/*/*.md"],
     "Homework and tests": ["tests/homework/README.md", "tests/homework/[cp]*.md", "tests/*.md"],
 }
+COURSE = "tests/homework/course.md"  # a learner's tree has none
 ENDS = (
     ".h",
     ".cu",
@@ -202,7 +203,7 @@ def on_config(config):
         "README.md",
         *({name: notes} for name, notes in book.chapters.items()),
         {"The code": "code.md"},
-        {"In class": "class.md"},
+        *([{"In class": "class.md"}] if COURSE in book.notes else []),
     ]
     return config
 
@@ -217,7 +218,8 @@ def on_files(files, config):
             )
         text = re.sub(r"<details([^>]*)>", r'<details markdown="1" class="question"\1>', text)
         files.append(File.generated(config, note, content=text))
-    files.append(File.generated(config, "class.md", content=in_class(markdown)))
+    if COURSE in book.notes:
+        files.append(File.generated(config, "class.md", content=in_class(markdown)))
     for path in book.sources:
         notes = ", ".join(
             f"[{title_of(book.read[note])}]({posixpath.relpath(note, posixpath.dirname(page_of(path)) or '.')})"
@@ -284,11 +286,9 @@ def in_class(markdown):
     """For a lecture: of each week in the plan of a course the figures of its notes, one a screen, each with the next question
     of its note, or of its stage if the note has none."""
     text, shown = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n# In class\n\n", set()
-    text += "For each week of [the course](tests/homework/course.md): its figures, in order, and what to ask. Answers are in the notes.\n"
+    text += f"For each week of [the course]({COURSE}): its figures, in order, and what to ask. Answers are in the notes.\n"
     weeks = r"^\| (\d+) \| (.*?) \| (.*?) \|"
-    plan = re.search(
-        "^## Ten weeks$(.*?)^## ", book.read["tests/homework/course.md"], re.MULTILINE | re.DOTALL
-    )[1]
+    plan = re.search("^## Ten weeks$(.*?)^## ", book.read[COURSE], re.MULTILINE | re.DOTALL)[1]
     for week, before, taught in re.findall(weeks, plan, re.MULTILINE):
         until = re.search(r", to \*(.*)\*", taught)
         for note in book.notes:

@@ -227,6 +227,11 @@ def pipeline(bars):
     return specification(chart.add_params(dropdown("piped_run", labels, "run")), bars)
 
 
+def in_shards(entry, of, replicas):
+    """Bytes with so many replicas: an entry has them for planner.CHOICES["replicas"], 8 and 64."""
+    return f"round({entry}[1]{of} + ({entry}[0]{of} - {entry}[1]{of}) * (64 / ({replicas}) - 1) / 7)"
+
+
 def calculator(tables):
     """The memory of a layout, from planner.calculator."""
     names = {
@@ -237,45 +242,47 @@ def calculator(tables):
         "sp": "sequence parallelism",
         "cp": "context ranks",
         "pp": "pipeline ranks",
-        "dp": "data ranks",
         "zero": "ZeRO stage",
         "recompute": "recomputation",
     }
-    first = {"seq_len": 4096, "zero": 1, "model": tables["model"]}
+    first, gpus = {"seq_len": 4096, "zero": 1, "model": tables["model"]}, tables["gpus"]
     choices = [
         dropdown(name, tables["choices"][name], label, first.get(name)) for name, label in names.items()
     ]
+    choices.append(alt.param(name="dp", value=1, bind=alt.BindInput(input="number", name="data ranks ")))
+    choices.append(alt.param(name="ranks", expr="max(1, floor(toNumber(dp)))"))
+    choices.append(dropdown("gpu", [*gpus], "GPU"))
     arrays = {name: tables[name] for name in ("states", "activations", "libraries")}
 
     def entry(table, axes):
         """An element of a table whose axes are choices."""
-        chosen = {axis: "dp * cp" if axis == "replicas" else axis for axis in axes}
-        return table + "".join(
-            f"[indexof({json.dumps(tables['choices'][axis])}, {chosen[axis]})]" for axis in axes
-        )
+        return table + "".join(f"[indexof({json.dumps(tables['choices'][axis])}, {axis})]" for axis in axes)
 
-    states = entry("states", ["model", "tp", "pp", "seq_len", "zero", "replicas"])
+    states = entry("states", ["model", "tp", "pp", "seq_len", "zero"])
     activations = entry("activations", ["model", "tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"])
-    libraries = entry("libraries", ["tp", "cp", "pp", "replicas"])
+    libraries = entry("libraries", ["tp", "cp", "pp"]) + "[ranks * cp > 1 ? 1 : 0]"
+    model = f"[indexof({json.dumps(tables['choices']['model'])}, model)]"
+    divides = f"{states}[0] && {states}[1] && {activations} && ranks * cp % {tables['ep']}{model} == 0"
     rows = [
         {"place": place, "stage": stage, "purpose": purpose}
         for stage, place in enumerate(["first stage", "last stage"])
         for purpose in PURPOSE_NAMES
     ]
     place = f"indexof({PURPOSE_NAMES}, datum.purpose)"
-    gpu = tables["memory_bytes"] / 2**30
-    words = f"{tables['options']}[indexof({tables['choices']['model']}, model)]"
+    gpu = f"({json.dumps(gpus)}[gpu] / pow(2, 30))"
+    words = f"{tables['options']}{model}"
     command = (
-        f"!{states} || !{activations} ? 'This layout does not divide the model: heads, layers or tokens.' :"
-        f" ['mpirun -n ' + tp * cp * pp * dp + ' 07_combined_5d ' + {words}, '--seq-len ' + seq_len + ' --micro-batch-size ' + mbs"
-        f" + ' --global-batch-size ' + {planner.MICRO_BATCHES} * mbs * dp, '--tp ' + tp + ' --cp ' + cp + ' --pp ' + pp"
-        " + ' --zero-stage ' + zero + (sp ? ' --sequence-parallel' : '') + (recompute == 'full' ? ' --recompute full' : '')]"
+        f"!({divides}) ? 'This layout does not divide the model: heads, layers or tokens.' :"
+        f" ['mpirun -n ' + tp * cp * pp * ranks + ' 07_combined_5d ' + {words}, '--seq-len ' + seq_len + ' --micro-batch-size ' + mbs"
+        f" + ' --global-batch-size ' + {planner.MICRO_BATCHES} * mbs * ranks, '--tp ' + tp + ' --cp ' + cp + ' --pp ' + pp"
+        " + ' --zero-stage ' + zero + (sp ? ' --sequence-parallel' : '') + (recompute == 'full' ? ' --recompute full' : '')"
+        f" + (gpu == '{[*gpus][0]}' ? '' : ' --gpu ' + gpu)]"
     )
     choices += [*[alt.param(name=name, value=0) for name in arrays], alt.param(name="command", expr=command)]
-    bars = alt.Chart(ROWS).transform_filter(f"{states} && {activations} && datum.stage < min(pp, 2)")
-    bars = bars.transform_calculate(
+    bars = alt.Chart(ROWS).transform_filter("datum.stage < min(pp, 2)")
+    bars = bars.transform_calculate(  # a layout that does not divide has empty bars
         order=place,
-        bytes=f"{place} < 3 ? {states}[datum.stage][{place}] : {place} < 5 ? {activations}[datum.stage][{place} - 3]"
+        bytes=f"!({divides}) ? 0 : {place} < 3 ? {in_shards(states, f'[datum.stage][{place}]', 'ranks * cp')} : {place} < 5 ? {activations}[datum.stage][{place} - 3]"
         f" : {libraries}",
     ).transform_calculate(GiB="datum.bytes / pow(2, 30)")
     y = alt.Y("place:N", title=None)
@@ -286,13 +293,16 @@ def calculator(tables):
         order="order:Q",
         tooltip=tips("place:N", "purpose:N", "bytes:Q ,d", "GiB:Q .3f"),
     )
-    fits = f"format(datum.GiB, '.2f') + (datum.GiB > {gpu} ? ', does not fit' : ', fits')"
+    fits = f"!datum.GiB ? '' : format(datum.GiB, '.2f') + (datum.GiB > {gpu} ? ', does not fit' : ', fits')"
     sums = bars.transform_aggregate(GiB="sum(GiB)", groupby=["place"]).transform_calculate(text=fits)
     sums = sums.mark_text(align="left", dx=4, color="CanvasText").encode(y=y, x="GiB:Q", text="text:N")
-    limit = alt.Chart(alt.Data(values=[{"GiB": gpu}])).encode(x="GiB:Q")
+    limit = alt.Chart(alt.Data(values=[{}])).transform_calculate(
+        GiB=gpu, name=f"gpu + ': ' + format({gpu}, '.1f') + ' GiB'"
+    )
+    limit = limit.encode(x="GiB:Q")
     line = limit.mark_rule(color="CanvasText", strokeDash=[4, 3])
     name = limit.mark_text(color="CanvasText", dy=-6, align="right", baseline="bottom").encode(
-        y=alt.value(0), text=alt.value(f"{tables['gpu']}: {gpu:.1f} GiB")
+        y=alt.value(0), text="name:N"
     )
     title = alt.Title(
         alt.expr("command"), anchor="start", fontSize=11, fontWeight="normal", font="monospace", offset=24
@@ -318,12 +328,12 @@ def zero_memory(tables):
         [[entry and entry[length] for entry in of_tp] for of_tp in of_model] for of_model in tables["states"]
     ]
     rows = [
-        {"stage": f"ZeRO-{stage}", "zero": i, "ranks": ranks, "replicas": j, "purpose": purpose, "order": k}
+        {"stage": f"ZeRO-{stage}", "zero": i, "ranks": ranks, "purpose": purpose, "order": k}
         for i, stage in enumerate(choice["zero"])
-        for j, ranks in enumerate(choice["replicas"])
+        for ranks in (1, 2, 4, 8, 16, 32, 64, 128, 256)
         for k, purpose in enumerate(PURPOSE_NAMES[:3])
     ]
-    gib = f"states{index}[datum.zero][datum.replicas][0][datum.order] / pow(2, 30)"
+    gib = in_shards(f"states{index}[datum.zero]", "[0][datum.order]", "datum.ranks") + " / pow(2, 30)"
     bars = alt.Chart(ROWS).mark_bar().transform_filter(f"states{index}").transform_calculate(GiB=gib)
     bars = bars.properties(width=190, height=220).encode(
         x=alt.X("ranks:O", title="data ranks", axis=alt.Axis(labelAngle=0)),

@@ -45,8 +45,11 @@ def models_of(given):
     return ([asked] if asked else []) + models, bool(asked), others
 
 
-# What can be chosen in the calculator. A data rank has 8 micro-batches; replicas = dp x cp.
+# What can be chosen in the calculator. A data rank has 8 micro-batches; replicas = dp x cp. Of data ranks there may be any
+# number: memory in shards is a / replicas + b, so two numbers of replicas say it, but for what pads shards to equal sizes
+# (below 0.01 GiB). The libraries' memory depends on whether there is more than one replica.
 MICRO_BATCHES = 8
+EXPERTS = (["--model", "llama-3.2-1b", "--experts", "8"], (1, 2, 4, 8))  # a model, over so many ranks
 CHOICES = {
     "seq_len": [1024, 2048, 4096, 8192, 16384, 32768],
     "mbs": [1, 2, 4, 8],
@@ -54,24 +57,24 @@ CHOICES = {
     "sp": [False, True],
     "cp": [1, 2, 4, 8],
     "pp": [1, 2, 4, 8],
-    "dp": [1, 2, 4, 8, 16, 32],
-    "replicas": [1, 2, 4, 8, 16, 32, 64, 128, 256],
+    "replicas": [8, 64],
+    "several": [1, 64],
     "zero": [0, 1, 2, 3],
     "recompute": ["none", "full"],
 }
 
 
-def table(plan, words, axes, entry):
+def table(plan, words, axes, entry, ep=1):
     """Nested lists: for each value of the first axis those of the others. An entry is made of what the
     planner says of the layout, None where it refuses it."""
     rows = []
     for values in itertools.product(*(CHOICES[axis] for axis in axes)):
         at = {"tp": 1, "cp": 1, "pp": 1, "zero": 0, "mbs": 1, "seq_len": 1024} | dict(zip(axes, values))
-        dp = at.get("replicas", 1) // (at["cp"] if "replicas" in at else 1)
-        layout = "tp{tp} cp{cp} pp{pp} zero{zero} mbs{mbs}".format(**at) + f" dp{max(1, dp)}"
+        dp = max(ep, at["replicas"] if "replicas" in at else at.get("several", 1) // at["cp"])
+        layout = "tp{tp} cp{cp} pp{pp} zero{zero} mbs{mbs}".format(**at) + f" dp{dp} ep{ep}"
         layout += " sp" * at.get("sp", False) + " full" * (at.get("recompute") == "full")
         rows.append(
-            f"{layout} | --seq-len {at['seq_len']} --global-batch-size {MICRO_BATCHES * at['mbs'] * max(1, dp)}\n"
+            f"{layout} | --seq-len {at['seq_len']} --global-batch-size {MICRO_BATCHES * at['mbs'] * dp}\n"
         )
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "rows")
@@ -95,24 +98,36 @@ def calculator(plan, *given):
         logs.planned(plan, "--json", *model, *others, "--coarse", "--gpus", 1, "--compare", "mbs1")
         for model in models
     ]
-    words = [[*model, *others] for model in models]
-    tables = {name: first[0][name] for name in ("gpu", "memory_bytes")}
+    first.append(
+        logs.planned(plan, "--json", *EXPERTS[0], *others, "--coarse", "--gpus", 1, "--compare", "mbs1")
+    )
+    words = [([*model, *others], 1) for model in models]
+    words += [([*EXPERTS[0], *others], ep) for ep in EXPERTS[1]]
+    profiles = sorted(pathlib.Path(__file__).parents[1].glob("clock/profiles/*.json"))
+    gpus = {path.stem: json.loads(path.read_text())["memory_bytes"]["value"] for path in profiles}
+    asked = {first[0]["gpu"]: first[0]["memory_bytes"]}
+    tables = {"gpus": {**asked, **gpus, **asked}}  # the asked one stands first
     tables["model"] = first[0]["model"] if is_asked else "llama-3.1-8b"
-    tables["options"] = [
-        " ".join([*model, *of["layouts"][0]["options"][-2:]]) for model, of in zip(models, first)
+    options = [
+        " ".join([*model, *of["layouts"][0]["options"][-2:]])
+        for model, of in zip([*models, EXPERTS[0]], first)
     ]
-    tables["choices"] = {"model": [of["model"] for of in first], **CHOICES}
+    tables["ep"] = [ep for _, ep in words]
+    tables["options"] = options[:-1] + [f"{options[-1]} --ep {ep}" for ep in EXPERTS[1]]
+    names = [of["model"] for of in first[:-1]]
+    names += [f"{first[-1]['model']}, 8 experts, ep {ep}" for ep in EXPERTS[1]]
+    tables["choices"] = {"model": names, **CHOICES}
 
     def tables_of(axes, purposes):
         return [
-            table(plan, w, axes, lambda layout: [stage[purposes] for stage in layout["stages"]])
-            for w in words
+            table(plan, w, axes, lambda layout: [stage[purposes] for stage in layout["stages"]], ep)
+            for w, ep in words
         ]
 
     tables["states"] = tables_of(["tp", "pp", "seq_len", "zero", "replicas"], slice(0, 3))
     tables["activations"] = tables_of(["tp", "pp", "sp", "recompute", "seq_len", "mbs", "cp"], slice(3, None))
     tables["libraries"] = table(
-        plan, words[-1], ["tp", "cp", "pp", "replicas"], lambda layout: layout["libraries"]
+        plan, words[0][0], ["tp", "cp", "pp", "several"], lambda layout: layout["libraries"]
     )
     return tables
 

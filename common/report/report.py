@@ -58,7 +58,8 @@ SECTIONS = {
     "calculator": (
         "Memory of a layout",
         "Choose a layout, and see what memory a rank needs. The dashed line is the memory of one GPU. The numbers are those "
-        "that the program predicts, byte for byte; the title is the command that prints them. A step has 8 micro-batches.",
+        "that the program predicts, less what pads shards to equal sizes (below 0.01 GiB). The title is the command that prints "
+        "them. A step has 8 micro-batches. Of data ranks there may be any number.",
     ),
     "heatmap": (
         "The fastest layouts",
