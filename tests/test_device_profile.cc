@@ -25,6 +25,12 @@ TEST_CASE("profile: the slower of moving and computing decides", "[profile]") {
   CHECK(gpu.seconds({.flops = 8000, .unit = Cost::Unit::tensor_cores, .head_size = 128}) == 1 + 5);
   CHECK(gpu.seconds({.flops = 8000, .unit = Cost::Unit::tensor_cores, .backward = true, .head_size = 128}) ==
         1 + 10);
+  gpu.flash_attention = 1, gpu.flash_forward = 0.8, gpu.flash_backward = 0.4;
+  for (const int size : {64, 96, 128, 256}) {  // others' kernels take any head
+    CHECK(gpu.seconds({.flops = 6400, .unit = Cost::Unit::tensor_cores, .head_size = size}) == 1 + 1);
+    CHECK(gpu.seconds({.flops = 6400, .unit = Cost::Unit::tensor_cores, .backward = true, .head_size = size}) ==
+          1 + 2);
+  }
 }
 
 TEST_CASE("profile: products are tiles that multiprocessors take by turns", "[profile]") {

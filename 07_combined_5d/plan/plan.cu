@@ -68,11 +68,13 @@ bool is_given(const std::vector<std::string>& words, const char* option) {
 // What 07 makes of its options. Attention is on tensor cores, if it can be and no other one is given. Throws
 // UsageError.
 CombinedOptions parse_model(const std::vector<std::string>& words) {
-  std::vector<const char*> arguments = {"plan", "--micro-batch-size", "1"};  // layouts say another one
+  // Layouts say another micro-batch; attention may be others' (check_sizes).
+  std::vector<const char*> arguments = {"plan", "--micro-batch-size", "1", "--dry-run"};
   for (const std::string& word : words) arguments.push_back(word.c_str());
   auto options = parse_options<CombinedOptions>(static_cast<int>(arguments.size()), arguments.data(), "",
                                                 Attention::tiled);
-  const bool has_kernel = options.model.head_size() == 64 || options.model.head_size() == 128;
+  const bool has_kernel = has_tensor_core_kernels(options.model.head_size()) ||
+                          load_profile(options.gpu).flash_attention > 0;
   if (!is_given(words, "--attention") && has_kernel) options.attention = Attention::tensor_core;
   options.as_json.clear();  // each plan copies the options, and needs no text
   return options;
@@ -187,14 +189,26 @@ std::optional<std::array<double, 2>> range_of(const Request& r, const Plan& p) {
   return std::array{p.seconds * range->second[0], p.seconds * range->second[1]};
 }
 
+// Whose kernels are modelled, and their shares of the peak.
+std::string attention_of(const Request& r) {
+  if (r.base.attention != Attention::tensor_core) return "ours, " + to_string(r.base.attention);
+  const bool flash = r.gpu.flash_attention > 0, wide = r.base.model.head_size() == 128;
+  const double forward = wide ? r.gpu.attention_128_forward : r.gpu.attention_64_forward,
+               backward = wide ? r.gpu.attention_128_backward : r.gpu.attention_64_backward;
+  const auto percent = [](double share) { return std::lround(100 * share); };
+  return text(flash ? "FlashAttention-2's" : "ours", " at ", percent(flash ? r.gpu.flash_forward : forward),
+              " and ", percent(flash ? r.gpu.flash_backward : backward), " % of the peak");
+}
+
 void print_header(const Request& r) {
   const ModelConfig& m = r.base.model;
   std::printf(
       "%s: %d layers, width %d, %s parameters, %d sequences of %d tokens a step; %d %s GPUs, %.0f a "
-      "node\n%s\n",
+      "node, attention %s\n%s%s\n",
       m.name.c_str(), m.layers, m.d_model, human_count(static_cast<double>(parameter_count(m))).c_str(),
       r.base.global_batch_size, r.base.sequence_length, r.gpus, r.gpu.name.c_str(), r.gpu.gpus_per_node,
-      m.remarks.c_str());
+      attention_of(r).c_str(), m.remarks.c_str(),
+      r.base.attention == Attention::tiled ? slow_heads(m.head_size()).c_str() : "");
 }
 
 void print_plans(const Request& r, const std::vector<Plan>& plans) {

@@ -38,6 +38,7 @@ constexpr Field fields[] = {
     {"attention_128_backward", &DeviceProfile::attention_128_backward, "share"},
     {"flash_forward", &DeviceProfile::flash_forward, "share"},
     {"flash_backward", &DeviceProfile::flash_backward, "share"},
+    {"flash_attention", &DeviceProfile::flash_attention, "number", true},
     {"attention_blocks", &DeviceProfile::attention_blocks, "number", true},
     {"kernel_seconds", &DeviceProfile::kernel_seconds, "s"},
     {"launch_seconds", &DeviceProfile::launch_seconds, "s"},
@@ -97,10 +98,12 @@ double DeviceProfile::seconds(const Cost& cost) const {
   if (cost.batch > 0) {
     computing = product_seconds(*this, cost);
   } else if (cost.unit == Cost::Unit::tensor_cores) {  // attention
-    const double forward = cost.head_size == 128 ? attention_128_forward : attention_64_forward,
-                 backward = cost.head_size == 128 ? attention_128_backward : attention_64_backward;
+    double forward = cost.head_size == 128 ? attention_128_forward : attention_64_forward,
+           backward = cost.head_size == 128 ? attention_128_backward : attention_64_backward;
+    if (flash_attention > 0) forward = flash_forward, backward = flash_backward;
+    const double blocks = flash_attention > 0 ? 0 : attention_blocks;  // those of others are not counted
     computing = cost.flops / (flops_bf16 * (cost.backward ? backward : forward)) *
-                std::max(1.0, attention_blocks / cost.blocks);  // few blocks do not fill the GPU
+                std::max(1.0, blocks / cost.blocks);  // few blocks do not fill the GPU
   } else {
     computing = cost.flops / (flops_fp32 * tiled_attention);
   }
@@ -114,7 +117,7 @@ std::string profile_path(const std::string& gpu) {
 }
 
 DeviceProfile load_profile(const std::string& gpu) {
-  const std::string path = profile_path(gpu);
+  const std::string path = profile_path(gpu.empty() ? "h100" : gpu);
   const MappedFile file("--gpu", path, text(known_name, ", or "));
   const auto json = nlohmann::json::parse(file.text(), nullptr, /*allow_exceptions=*/false);
   require(json.is_object(), "--gpu", gpu, known_name, ", or a file with such numbers");

@@ -22,6 +22,7 @@ struct DeviceProfile {
   double tiled_attention;
   double attention_64_forward, attention_64_backward, attention_128_forward, attention_128_backward;
   double flash_forward, flash_backward;
+  double flash_attention;                     // 1: these two are the rates, for heads of any size; 0: ours are
   double attention_blocks;                    // of threads that fill the GPU, on tensor cores; 0: not counted
   double kernel_seconds;                      // the shortest kernel, with the gap before it
   double launch_seconds;                      // of the host, for each operation
@@ -38,7 +39,7 @@ struct DeviceProfile {
   double copy_seconds(double bytes) const { return kernel_seconds + bytes / host_bandwidth; }
 };
 
-// `gpu`: a shipped profile's name, or a file; its path. UsageError if it is unknown.
+// `gpu`: a shipped profile's name (empty: h100), or a file; its path. UsageError if it is unknown.
 std::string profile_path(const std::string& gpu);
 // It may say "as": a shipped profile, whose numbers it takes where it has none. UsageError if it is unknown,
 // lacks a number that is valid, or has a field that no profile has.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace pentatron {
 
@@ -12,5 +13,13 @@ enum class Attention { naive, tiled, tensor_core };
 // one line says so.
 Attention default_attention(int head_size, Attention on_cpu);
 inline constexpr int largest_tiled_head = 256;  // larger tiles do not fit into a block's shared memory
+
+// Kernels on tensor cores are for such heads. A line about others, whose modelled time is long; else empty.
+constexpr bool has_tensor_core_kernels(int head_size) { return head_size == 64 || head_size == 128; }
+inline std::string slow_heads(int size) {
+  if (has_tensor_core_kernels(size)) return {};
+  return "heads of " + std::to_string(size) + " are slow here: kernels on tensor cores are for 64 and 128 "
+         "(others' are for all: --gpu h100-flash)";
+}
 
 }  // namespace pentatron

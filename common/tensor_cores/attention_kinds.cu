@@ -80,7 +80,7 @@ Attention fastest_attention(int head_size, double error) {
 Attention default_attention(int head_size, Attention on_cpu) {
   if (this_device().major == cpu) return on_cpu;
   double error = INFINITY;
-  if (can_run_tensor_core_attention() && (head_size == 64 || head_size == 128)) {
+  if (can_run_tensor_core_attention() && has_tensor_core_kernels(head_size)) {
     const Stream stream("check of tensor cores");
     error = tensor_core_error(head_size, stream);
     if (!(error <= tensor_core_tolerance)) {
