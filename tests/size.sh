@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7382
-closure-01-path 4312
-closure-02 8239
-closure-03 8412
-closure-04 8383
-closure-05 9132
-closure-06 9132
-closure-07 12284
-product 17532
+closure-01 7396
+closure-01-path 4322
+closure-02 8253
+closure-03 8426
+closure-04 8397
+closure-05 9146
+closure-06 9146
+closure-07 12298
+product 17715
 stand-ins 5758
-other-C++ 20627
+other-C++ 20706
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -510,9 +510,11 @@ TEST_CASE("01: a wrong profile of a GPU ends with one line and status 2", "[01][
     REQUIRE(changed.find(text) != std::string::npos);
     return folder.write("gpu.json", changed.replace(changed.find(text), text.size(), other));
   };
-  refused("h99", "a name in common/clock/profiles, or a readable file (No such file or directory)");
-  refused(folder.path(), "a name in ");
-  refused(folder.write("text", "no JSON"), "a name in ");
+  refused("h99",
+          "one of a100, a100-40gb, a100-megatron, b200, h100, h100-96gb, h100-flash, h100-megatron, "
+          "h100-nanotron, h200, h800, unit, or a readable file (No such file or directory)");
+  refused(folder.path(), "one of a100, ");
+  refused(folder.write("text", "no JSON"), "one of a100, ");
   refused(with("\"link_latency\"", "\"latency\""), "the fields of ");
   refused(folder.write("gpu.json", "{}"), "a number \"value\" above 0 for \"memory_bytes\"");
   refused(with("3.35e+12", "-1"), "a number \"value\" above 0 for \"memory_bandwidth\"");

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "device/errors.h"
 #include "device/mapped_file.h"
@@ -51,10 +52,30 @@ constexpr Field fields[] = {
     {"gpus_per_node", &DeviceProfile::gpus_per_node, "number"},
     {"ll_bandwidth", &DeviceProfile::ll_bandwidth, "B/s", true},
     {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s", true},
+    {"elementwise_passes", &DeviceProfile::elementwise_passes, "number", true},
+    {"unfused_attention", &DeviceProfile::unfused_attention, "number", true},
+    {"mlp_matrices", &DeviceProfile::mlp_matrices, "number", true},
+    {"equal_stages", &DeviceProfile::equal_stages, "number", true},
+    {"gradient_bytes", &DeviceProfile::gradient_bytes, "B", true},
+    {"exposed_sums", &DeviceProfile::exposed_sums, "number", true},
+    {"split_messages", &DeviceProfile::split_messages, "number", true},
+    {"message_seconds", &DeviceProfile::message_seconds, "s", true},
+    {"loss_bytes", &DeviceProfile::loss_bytes, "B", true},
+    {"contention", &DeviceProfile::contention, "number", true},
 };
 
-constexpr std::string_view other_fields[] = {"name", "as", "description", "framework"};  // of the planner
-constexpr const char* known_name = "a name in common/clock/profiles";
+constexpr std::string_view other_fields[] = {"name", "as", "description", "ranges"};  // of the planner
+
+// "one of a100, a100-40gb, ...".
+std::string known_names() {
+  std::set<std::string> names;
+  std::error_code unreadable;  // then there are none
+  for (const auto& file : std::filesystem::directory_iterator(PENTATRON_PROFILES, unreadable))
+    names.insert(file.path().stem().string());
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "one of " : ", ") + name;
+  return list;
+}
 
 // A text of the file, which may have line breaks, as JSON has it.
 std::string in_a_line(const std::string& text) {
@@ -107,7 +128,9 @@ double DeviceProfile::seconds(const Cost& cost) const {
   } else {
     computing = cost.flops / (flops_fp32 * tiled_attention);
   }
-  return kernel_seconds + std::max(moving, computing) + (cost.layer_product ? layer_product_seconds : 0);
+  const bool only_moves = cost.batch == 0 && cost.flops == 0 && elementwise_passes > 0;
+  return kernel_seconds + std::max(moving * (only_moves ? elementwise_passes : 1), computing) +
+         (cost.layer_product ? layer_product_seconds : 0);
 }
 
 std::string profile_path(const std::string& gpu) {
@@ -118,9 +141,9 @@ std::string profile_path(const std::string& gpu) {
 
 DeviceProfile load_profile(const std::string& gpu) {
   const std::string path = profile_path(gpu.empty() ? "h100" : gpu);
-  const MappedFile file("--gpu", path, text(known_name, ", or "));
+  const MappedFile file("--gpu", path, known_names() + ", or ");
   const auto json = nlohmann::json::parse(file.text(), nullptr, /*allow_exceptions=*/false);
-  require(json.is_object(), "--gpu", gpu, known_name, ", or a file with such numbers");
+  require(json.is_object(), "--gpu", gpu, known_names(), ", or a file with such numbers");
   const bool has_base = json.contains("as") && json["as"].is_string();
   for (const auto& [name, value] : json.items())
     require(std::ranges::count(fields, name, &Field::name) + std::ranges::count(other_fields, name) > 0,
@@ -129,7 +152,7 @@ DeviceProfile load_profile(const std::string& gpu) {
   DeviceProfile profile = {};
   if (has_base) {
     const std::string base = json["as"];
-    require(base.find('/') == base.npos, "--gpu", gpu, "\"as\" to be ", known_name, ", not ",
+    require(base.find('/') == base.npos, "--gpu", gpu, "\"as\" to be ", known_names(), ", not ",
             in_a_line(base));
     profile = load_profile(text(PENTATRON_PROFILES, "/", base, ".json"));
   }

@@ -5,8 +5,6 @@
 #include <sstream>
 #include <vector>
 
-#include "clock/device_profile.h"
-
 namespace pentatron {
 namespace {
 
@@ -71,9 +69,8 @@ void check_sizes(const Options& o) {
           "an even head size; --d-model / --heads is ", head);
   require(o.attention != Attention::tiled || head <= largest_tiled_head, "--attention", "tiled",
           "naive where --d-model / --heads (", head, ") is more than ", largest_tiled_head);
-  // A dry run may model the kernels of others, which take any head.
-  const auto models_any = [&] { return o.dry_run && load_profile(o.gpu).flash_attention > 0; };
-  require(o.attention != Attention::tensor_core || has_tensor_core_kernels(head) || models_any(),
+  require(o.attention != Attention::tensor_core || has_tensor_core_kernels(head) ||
+              (o.dry_run && models_any_head(o.gpu)),
           "--attention", "tensor-core", "naive or tiled where --d-model / --heads (", head,
           ") is neither 64 nor 128");
   require(m.heads % m.kv_heads == 0, "--kv-heads", m.kv_heads, "a divisor of --heads (", m.heads, ")");

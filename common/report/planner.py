@@ -61,6 +61,11 @@ CHOICES = {
 }
 
 
+# Of a table that plan --rows reads, and what of a layout here is in them.
+COLUMNS = {"gpus": "gpus", "tp": "tp", "cp": "cp", "pp": "pp", "dp": "dp", "zero-stage": "zero", "micro-batch-size": "mbs",
+           "sequence-parallel": "sp", "recompute": "recompute", "seq-len": "seq_len", "global-batch-size": "batch"}  # fmt: skip
+
+
 def table(plan, words, axes, entry):
     """Nested lists: for each value of the first axis those of the others. An entry is made of what the
     planner says of the layout, None where it refuses it."""
@@ -68,14 +73,16 @@ def table(plan, words, axes, entry):
     for values in itertools.product(*(CHOICES[axis] for axis in axes)):
         at = {"tp": 1, "cp": 1, "pp": 1, "zero": 0, "mbs": 1, "seq_len": 1024} | dict(zip(axes, values))
         dp = at.get("replicas", 1) // (at["cp"] if "replicas" in at else 1)
-        layout = "tp{tp} cp{cp} pp{pp} zero{zero} mbs{mbs}".format(**at) + f" dp{max(1, dp)}"
-        layout += " sp" * at.get("sp", False) + " full" * (at.get("recompute") == "full")
-        rows.append(
-            f"{layout} | --seq-len {at['seq_len']} --global-batch-size {MICRO_BATCHES * at['mbs'] * max(1, dp)}\n"
-        )
+        at |= {
+            "dp": max(1, dp),
+            "batch": MICRO_BATCHES * at["mbs"] * max(1, dp),
+            "sp": str(at.get("sp", False)).lower(),
+        }
+        at |= {"gpus": at["tp"] * at["cp"] * at["pp"] * at["dp"], "recompute": at.get("recompute", "none")}
+        rows.append(",".join(str(at[name]) for name in COLUMNS.values()))
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "rows")
-        file.write_text("".join(rows))
+        file.write_text("\n".join([",".join(COLUMNS), *rows]) + "\n")
         said = map(json.loads, logs.output_of(plan, *words, "--rows", file).splitlines())
     entries = (None if "refusal" in layout else entry(layout) for layout in said)
 

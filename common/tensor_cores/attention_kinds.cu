@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "clock/device_profile.h"
 #include "device/cuda.h"
 #include "tensor_cores/attention_tiles.h"
 
@@ -71,6 +72,8 @@ bool can_run_tensor_core_attention() {
   const int capability = this_device().major;
   return has_tensor_core_attention && (capability >= 8 || capability == cpu);
 }
+
+bool models_any_head(const std::string& gpu) { return load_profile(gpu).flash_attention > 0; }
 
 Attention fastest_attention(int head_size, double error) {
   if (error <= tensor_core_tolerance) return Attention::tensor_core;
