@@ -79,9 +79,9 @@ build/host/plan: build/cpu-bf16/plan build/cpu-bf16/07_combined_5d
 	@mkdir -p build/host; ln -sf ../cpu-bf16/plan $@
 plan: ## the fastest layout of a run that fits, without a GPU;  build/host/plan --help lists its options
 plan: build/host/plan
-calibrate: #: a GPU as another framework uses it, fitted to measured steps:  SWEEP=my.csv GPU=h100 TO=build/gpu.json
+calibrate: #: fit a profile to measured steps, and judge it:  SWEEP=my.csv GPU=a100-megatron OPTIONS='--recompute full'
 calibrate: plan
-	@python3 07_combined_5d/plan/calibrate.py build/host/plan "$(SWEEP)" $(GPU) "$(or $(TO),build/gpu.json)"
+	@python3 07_combined_5d/plan/calibrate.py build/host/plan "$(SWEEP)" $(GPU) "$(or $(TO),build/gpu.json)" $(OPTIONS)
 GPUS ?= $(RANKS)
 MODEL ?= smollm-1.7b
 SWEPT := build/$(BACKEND)-bf16$(filter -mpi,$(SUFFIX))/07_combined_5d

@@ -128,7 +128,7 @@ def check_coarse(folder):
 
 
 def check_refusals(folder):
-    (folder / "typo.json").write_text('{"as": "h100", "framework": {"contension": 1}}')
+    (folder / "typo.json").write_text('{"as": "h100", "ranges": {"data": 1}}')
     for words in (["--gpus", 0], ["--model", "foo"], ["--compare", "tp3"], ["--compare", "fast"], ["--gpu", "x"],
                   ["--rows", folder / "none"], ["--json", folder / "none" / "x", "--coarse"],
                   ["--gpus", 1, "--model", "llama-3.1-8b"], ["--bogus"],
@@ -146,6 +146,88 @@ def check_refusals(folder):
         said.startswith("--only: mbs3 is not valid; "),
         f"words that no layout has are blamed, not --gpus: {said.strip()}",
     )
+
+
+def check_command(words):
+    """The printed command is one of a build for GPUs, which has no --gpu; 07 takes its options."""
+    said = run(build / "plan", *words, "--gpu", "h200", "--coarse").stdout.splitlines()
+    command = [
+        line.split() for line in said if line.startswith("mpirun -n 16 build/cuda-bf16/07_combined_5d ")
+    ]
+    good = len(command) == 1 and not any(word.startswith("--gpu") for word in command[0])
+    plan = command[0][4:] if command else []
+    done = run(build / "07_combined_5d", *plan, "--ranks", 16, "--dry-run", "--show-mesh")
+    expect(
+        good and done.returncode == 0,
+        f"the printed command has no --gpu, and 07 takes it: {done.stderr.strip()}",
+    )
+
+
+def check_heads(folder, words):
+    """Heads of 96: ours are slow, and a line says so; those of others have their rates, in a dry run, too."""
+
+    def heads(number):
+        return [
+            "--layers",
+            4,
+            "--d-model",
+            1536,
+            "--heads",
+            number,
+            "--kv-heads",
+            number,
+            "--d-ff",
+            4096,
+            *words,
+        ]
+
+    model = heads(16)
+    ours = run(build / "plan", *model, "--coarse").stdout
+    flash = run(build / "plan", *model, "--coarse", "--gpu", "h100-flash").stdout
+    expect(
+        "attention ours" in ours and "heads of 96 are slow here" in ours,
+        "a line says that heads of 96 are slow",
+    )
+    expect("attention FlashAttention-2's" in flash and "slow here" not in flash, "those of others are not")
+    seconds = [planned(folder, *m, "--gpu", gpu, "--compare", "dp16 mbs1")[0]["step_seconds"]
+               for m, gpu in ((model, "h100-flash"), (heads(24), "h100-flash"), (model, "h100"))]  # fmt: skip
+    expect(abs(seconds[0] / seconds[1] - 1) < 0.02 and seconds[2] > 1.3 * seconds[0], f"their rates are those of heads of 64: {seconds}")  # fmt: skip
+
+
+def check_rows(folder):
+    """Tables of measured runs: plan --rows and calibrate.py read them; a wrong one is a line with its row."""
+    table, options = folder / "rows.csv", ["--vocab-size", 32000, "--seq-len", 2048]
+    head = "gpus,layers,d-model,heads,d-ff,tp,pp,micro-batch-size,global-batch-size,zero-stage,sequence-parallel,recompute,seconds\n"
+    rows = [f"8,8,2048,16,5504,{tp},{pp},{mbs},64,1,{str(tp > 1).lower()},{how}," for tp in (1, 2, 4) for pp in (1, 2)
+            for mbs in (1, 2) for how in ("none", "full")]  # fmt: skip
+    table.write_text(head + "\n".join(row + "1" for row in rows) + "\n")
+    done = run(build / "plan", *options, "--rows", table)
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    one = planned(folder, "--layers", 8, "--d-model", 2048, "--heads", 16, "--kv-heads", 16, "--d-ff", 5504, *options,
+                  "--global-batch-size", 64, "--coarse", "--compare", "tp4 pp2 mbs2 zero1 1f1b sp full")[0]  # fmt: skip
+    expect(len(said) == len(rows) and abs(said[-1]["seconds"] / one["step_seconds"] - 1) < 1e-9 and done.stderr == "",
+           f"a row is its layout, all options are said: {done.stderr}")  # fmt: skip
+    done = run(build / "plan", "--rows", table)
+    expect(done.stderr.count("\n") == 1 and "does not say vocab-size, seq-len:" in done.stderr, f"what rows do not say is printed once: {done.stderr.strip()}")  # fmt: skip
+    # Rows that are exactly predicted, of which one did not fit, one is not known.
+    exact = [f"{row}{line['seconds']!r}" for row, line in zip(rows, said)]
+    exact[3] = rows[3] + "oom"
+    table.write_text(head + "\n".join(exact) + "\n")
+    calibrate = [sys.executable, "07_combined_5d/plan/calibrate.py", build / "plan", table, "h100", "-"]
+    done = run(*calibrate, *options)
+    judged = [line.split() for line in done.stdout.splitlines() if line.startswith("all ")]
+    expect(judged and judged[0][1:] == ["1", str(len(rows) - 1), "+0.0", "%", "0.0", "%", "1.00", "1.00", "1.000"], f"exact predictions are judged so: {judged}")  # fmt: skip
+    expect("false refusals, 1 false hopes" in done.stdout, "memory is judged, too")
+    wrong = {"a cell too few": (rows[2][:-1], 4), "no number": (rows[2].replace("5504", "x") + "1", 4), "no GPUs": (rows[2][1:] + "1", 4),
+             "no option": (None, 2), "no seconds": (rows[2] + "soon", 4)}  # fmt: skip
+    for what, (row, number) in wrong.items():
+        lines = list(exact) if row is None else [*exact[:2], row, *exact[3:]]
+        table.write_text((head.replace("tp", "tpp", 1) if row is None else head) + "\n".join(lines) + "\n")
+        for command in (calibrate, [build / "plan", "--rows", table]):
+            if what == "no seconds" and command is not calibrate:
+                continue
+            done = run(*command, *options)
+            expect(done.returncode == 2 and f"row {number}: " in done.stderr.splitlines()[-1], f"{what}: {done.stderr.strip()[-150:]}")  # fmt: skip
 
 
 def check_calculator(folder, number):
@@ -227,12 +309,13 @@ def check_answers(folder):
         fastest == [fastest[0]] * 3, f"the fastest layout is {fastest[0]}, however many are shown: {fastest}"
     )
     said = run(build / "plan", *words, "--coarse", "--tokens", "2T", "--price", 2.5).stdout
-    match = re.search(r"on 16 GPUs: ([\d.]+) days, (\d+) GPU hours, (\d+) of money", said)
-    days, hours, money = map(float, match.groups()) if match else (0, 0, 1)
+    match = re.search(r"on 16 GPUs: ([\d.]+) to ([\d.]+) days, (\d+) to (\d+) GPU hours, (\d+) to (\d+) of money", said)  # fmt: skip
+    numbers = list(map(float, match.groups())) if match else [1, 1, 1, 1, 1, 1]
     expect(
-        abs(days * 24 * 16 / hours - 1) < 0.01 and abs(2.5 * hours / money - 1) < 0.01,
-        "days, GPU hours and money",
-    )
+        all(abs(24 * 16 * days / hours - 1) < 0.01 and abs(2.5 * hours / money - 1) < 0.01
+            for days, hours, money in (numbers[::2], numbers[1::2])) and abs(numbers[3] / numbers[2] - 1.5) < 0.01,
+        f"days, GPU hours and money, from and to: {numbers}",
+    )  # fmt: skip
     best, asked = planned(folder, *words, "--only", "dp16 zero1-2 mbs1", "--why", "tp4 dp4")
     good = (
         asked["layout"].startswith("tp4 dp4")
@@ -243,6 +326,14 @@ def check_answers(folder):
         plan["seconds"]["compute"] + plan["seconds"]["idle"] - plan["step_seconds"] for plan in (best, asked)
     ]
     expect(good and max(map(abs, sums)) < 1e-9, "why a layout is not the best: it computes, or is idle")
+    said = run(build / "plan", *words, "--only", "dp16 zero1-2 mbs1", "--why", "tp4 dp4").stdout
+    longer = round(1e3 * (asked["step_seconds"] - best["step_seconds"]))
+    expect(
+        f"{asked['layout']} takes {longer} ms longer: " in said and " ms more of tensor" in said,
+        "and says so in a sentence",
+    )
+    check_command(words)
+    check_heads(folder, words[2:])
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
              "num_key_value_heads": 8, "vocab_size": 128256, "model_type": "llama", "rope_theta": 500000}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(sizes))
@@ -279,6 +370,7 @@ with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     check_refusals(folder)
     check_answers(folder)
+    check_rows(folder)
     check_calculator(folder, 50)
     check_folded(folder)
     check_coarse(folder)

@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7369
-closure-01-path 4355
-closure-02 8348
-closure-03 8529
-closure-04 8494
-closure-05 9247
-closure-06 9245
-closure-07 12441
-product 17724
+closure-01 7386
+closure-01-path 4368
+closure-02 8365
+closure-03 8546
+closure-04 8511
+closure-05 9264
+closure-06 9262
+closure-07 12458
+product 17899
 stand-ins 5763
-other-C++ 20838
+other-C++ 20915
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -25,6 +25,13 @@ TEST_CASE("profile: the slower of moving and computing decides", "[profile]") {
   CHECK(gpu.seconds({.flops = 8000, .unit = Cost::Unit::tensor_cores, .head_size = 128}) == 1 + 5);
   CHECK(gpu.seconds({.flops = 8000, .unit = Cost::Unit::tensor_cores, .backward = true, .head_size = 128}) ==
         1 + 10);
+  gpu.flash_attention = 1, gpu.flash_forward = 0.8, gpu.flash_backward = 0.4;
+  for (const int size : {64, 96, 128, 256}) {  // others' kernels take any head
+    CHECK(gpu.seconds({.flops = 6400, .unit = Cost::Unit::tensor_cores, .head_size = size}) == 1 + 1);
+    CHECK(
+        gpu.seconds({.flops = 6400, .unit = Cost::Unit::tensor_cores, .backward = true, .head_size = size}) ==
+        1 + 2);
+  }
 }
 
 TEST_CASE("profile: products are tiles that multiprocessors take by turns", "[profile]") {
@@ -86,8 +93,12 @@ TEST_CASE("profile: shipped profiles are read, and a file that says which one it
   CHECK(load_profile(path).name == "mine");
   CHECK(load_profile(path).memory_bandwidth == 7e12);
   CHECK(load_profile(path).memory_bytes == load_profile("b200").memory_bytes);
-  for (const char* name : {"a100", "a100-40gb", "h100", "h100-96gb", "h200", "h800", "b200", "unit"})
+  for (const char* name : {"a100", "a100-40gb", "h100", "h100-96gb", "h200", "h800", "b200", "unit",
+                           "h100-flash", "h100-megatron"})
     CHECK(load_profile(name).name == name);
+  const DeviceProfile megatron = load_profile("a100-megatron");
+  CHECK(megatron.multiprocessors == load_profile("a100").multiprocessors);
+  CHECK(megatron.mlp_matrices == 2);
   const DeviceProfile nanotron = load_profile("h100-nanotron");  // as h100, but for what it says itself
   CHECK(nanotron.multiprocessors == load_profile("h100").multiprocessors);
   CHECK(nanotron.launch_seconds > load_profile("h100").launch_seconds);

@@ -314,6 +314,12 @@ TEST_CASE("options: values that do not go together", "[options]") {
   CHECK(complaint({"--heads", "6"}) == "--heads: 6 is not valid; expected a divisor of --d-model (64)");
   CHECK(complaint({"--heads", "64"}) ==
         "--heads: 64 is not valid; expected an even head size; --d-model / --heads is 1");
+  // Our kernels on tensor cores have two sizes; a dry run that models others' has all.
+  std::vector<const char*> of_96 = {"--d-model",   "768",         "--heads",  "8",
+                                    "--attention", "tensor-core", "--dry-run"};
+  CHECK(complaint(of_96).ends_with("where --d-model / --heads (96) is neither 64 nor 128"));
+  of_96.insert(of_96.end(), {"--gpu", "h100-flash"});
+  CHECK(complaint(of_96).empty());
   CHECK(complaint({"--kv-heads", "3"}) == "--kv-heads: 3 is not valid; expected a divisor of --heads (8)");
   CHECK(complaint({"--heads", "4"}) == "--kv-heads: 8 is not valid; expected a divisor of --heads (4)");
   const std::vector<const char*> large_head = {"--d-model", "516", "--heads", "2", "--kv-heads", "1"};

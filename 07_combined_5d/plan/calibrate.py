@@ -1,16 +1,17 @@
-"""Fits a GPU's profile to measured steps of another framework.
+"""Fits a GPU's profile to measured steps of another framework, and judges the fit.
 
-    python calibrate.py PLAN SWEEP.csv GPU TO.json
+    python calibrate.py PLAN SWEEP.csv GPU TO.json [OPTIONS...]
 
-SWEEP has the columns below. TO is a profile as GPU (common/clock/profiles), as this framework uses it: shares
-of bandwidths and rates, and seconds of the host and the network for an operation. PLAN predicts each row by
-its coarse time (coarse.h). What is made small is the mean of |log(measured / predicted)|, of which each row
-gives 0.5 at most, so that stalls which no number explains do not decide. A row that is fast, or is believed
-to be, counts most: up to five times as much as a slow one. One number after the other is made larger or
-smaller, while that helps.
+SWEEP is a table that plan --rows reads (README.md); OPTIONS hold for all its rows. GPU is a profile
+(common/clock/profiles) with the facts of the framework, such as a100-megatron; TO is the same one with numbers
+that were fitted: shares of bandwidths and rates, and seconds of the host and the network for an operation. PLAN
+predicts each row by its coarse time (coarse.h). What is made small is the mean of |log(measured / predicted)|, of
+which each row gives 0.5 at most, so that stalls which no number explains do not decide. A row that is fast, or is
+believed to be, counts most: up to five times as much as a slow one. One number after the other is made larger or
+smaller, while that helps. Of many rows every n-th of a group is fitted, so that a fit takes a minute.
 
 If there are several models, each is predicted by a fit to the others, too. These errors, not those of the
-final fit, are printed, and are the profile's ranges."""
+final fit, are printed, and are the profile's ranges. TO=- judges GPU as it is: nothing is fitted."""
 
 import csv
 import json
@@ -25,23 +26,21 @@ from collections import defaultdict
 # Where the fit begins: shares of the GPU's own numbers; seconds of the host and the network, and an exponent
 # (layouts.h).
 SHARES = {
-    "memory_achievable": 0.4,
-    "product_achievable": 0.8,
+    "memory_achievable": 0.8,
+    "product_achievable": 0.9,
     "link_bandwidth": 0.9,
-    "network_bandwidth": 0.7,
+    "network_bandwidth": 0.8,
 }
-PLAIN = {"launch_seconds": 3e-5, "collective_seconds": 2e-4, "network_latency": 1e-4, "contention": 0.5}
-ROUNDS, LARGEST = 8, 0.5
-COLUMNS = "model mbs grad_acc dp pp tp zero nodes tokens_per_second_per_gpu memory_gb".split()
-# Of the Ultra-Scale Playbook's models: sequences of 4096 tokens.
-MODELS = {
-    "1.3B": (16, 2048, 32, 8192),
-    "3.6B": (28, 3072, 32, 8192),
-    "8.9B": (32, 4096, 32, 14336),
-    "80B": (80, 8192, 64, 28672),
+PLAIN = {
+    "launch_seconds": 4e-5,
+    "collective_seconds": 1e-4,
+    "message_seconds": 1e-4,
+    "network_latency": 5e-5,
+    "contention": 0.1,
 }
-
-
+ROUNDS, LARGEST, FITTED_ROWS = 5, 0.5, 160
+HOLDS = 0.002  # what it costs to make a number e times as large or small: one that explains nothing stays
+SIZES = ("model", "config", "layers", "d-model", "heads", "d-ff", "experts")
 PROFILES = pathlib.Path(__file__).parents[2] / "common/clock/profiles"
 
 
@@ -49,74 +48,66 @@ class Refused(Exception):
     pass
 
 
-def line_of(row):
-    """A row as plan --rows reads it."""
-    batch = int(row["dp"]) * int(row["mbs"]) * int(row["grad_acc"])
-    layout = "tp{tp} dp{dp} pp{pp} zero{zero} mbs{mbs}".format(**row) + (" sp" if row["tp"] != "1" else "")
-    layers, d, heads, ff = MODELS[row["model"]]
-    return (f"{layout} | --layers {layers} --d-model {d} --heads {heads} --kv-heads {heads} --d-ff {ff} --vocab-size 131072 "
-            f"--seq-len 4096 --global-batch-size {batch}")  # fmt: skip
-
-
 class Planner:
-    def __init__(self, plan, gpu, folder):
-        self.plan, self.gpu, self.folder = plan, gpu, folder
-        self.own = json.loads((PROFILES / f"{gpu}.json").read_text())
+    def __init__(self, plan, gpu, folder, table, options):
+        self.plan, self.folder, self.table, self.options = plan, folder, table, options
+        self.facts = json.loads((PROFILES / f"{gpu}.json").read_text())
+        self.base = self.facts.get("as", gpu)
+        self.own = json.loads((PROFILES / f"{self.base}.json").read_text())
+        self.given = gpu
 
     def profile(self, fit):
-        """The GPU with these shares and seconds, and with FlashAttention-2 in place of our attention."""
-        numbers = {
-            name: number if name in PLAIN else self.own[name]["value"] * number
+        """The GPU with the framework's facts, and these shares and seconds."""
+        fitted = {
+            name: {
+                "value": float(f"{number * self.own[name]['value'] if name in SHARES else number:.4g}"),
+                "source": "make calibrate",
+            }
             for name, number in fit.items()
         }
-        for size in (64, 128):
-            numbers |= {
-                f"attention_{size}_{way}": self.own[f"flash_{way}"]["value"]
-                for way in ("forward", "backward")
-            }
-        numbers["attention_blocks"] = 0  # its blocks are not ours
-        framework = {"contention": numbers.pop("contention")}  # which the clock of a dry run does not read
-        fitted = {name: {"value": value, "source": "make calibrate"} for name, value in numbers.items()}
-        return {"as": self.gpu, **fitted, "framework": framework}
+        facts = {name: value for name, value in self.facts.items() if name not in ("name", "ranges")}
+        return facts | {"as": self.base, **fitted}
 
     def predict(self, fit, rows):
-        """(tokens/s a GPU, bytes, kind) of each row."""
-        profile, lines = self.folder / "gpu.json", self.folder / "rows"
-        profile.write_text(json.dumps(self.profile(fit)))
-        lines.write_text("".join(row["line"] + "\n" for row in rows))
-        done = subprocess.run([self.plan, "--gpu", profile, "--rows", lines], capture_output=True, text=True)
+        """What the planner says of each row; fit None: of the GPU as it is, and of the whole table."""
+        profile, table = self.folder / "gpu.json", self.folder / "rows.csv"
+        if fit is None:
+            profile, table = self.given, self.table
+        else:
+            profile.write_text(json.dumps(self.profile(fit)))
+            lines = self.table.read_text().splitlines()
+            table.write_text("".join(lines[n - 1] + "\n" for n in [1] + [row["line"] for row in rows]))
+        done = subprocess.run([self.plan, "--gpu", profile, *self.options, "--rows", table], capture_output=True, text=True)  # fmt: skip
         if done.returncode != 0:
-            raise Refused(done.stderr.strip())
-        predicted = []
-        for row, line in zip(rows, done.stdout.splitlines()):
-            plan = json.loads(line)
-            if "refusal" in plan:
-                raise Refused(f"{row['line']}: {plan['refusal']}")
-            tokens = 4096 * int(row["mbs"]) * int(row["grad_acc"]) / int(row["tp"]) / int(row["pp"])
-            predicted.append((tokens / plan["seconds"], plan["memory"], plan["kind"]))
-        return predicted
-
-    def time_loss(self, fit, rows):
-        predicted = self.predict(fit, rows)
-        best = defaultdict(float)
+            raise Refused(done.stderr.strip().splitlines()[-1])
+        predicted = [json.loads(line) for line in done.stdout.splitlines()]
+        if fit is not None:
+            return predicted
+        print(done.stderr, end="")
         for row in rows:
-            best[row["model"], row["nodes"]] = max(best[row["model"], row["nodes"]], row["speed"])
-        losses = []
-        for p, row in zip(predicted, rows):
-            weight = min(1, 0.2 + 0.8 * max(p[0], row["speed"]) / best[row["model"], row["nodes"]])
-            losses.append(weight * min(abs(math.log(p[0] / row["speed"])), LARGEST))
-        return sum(losses) / len(losses)
+            if "refusal" in predicted[row["line"] - 2]:
+                raise Refused(f"{self.table}, row {row['line']}: {predicted[row['line'] - 2]['refusal']}")
+        return [predicted[row["line"] - 2] for row in rows]
+
+    def loss(self, fit, rows):
+        pairs = [(row["weight"], plan["seconds"] / row["seconds"], row["share"])
+                 for row, plan in zip(rows, self.predict(fit, rows))]  # fmt: skip
+        errors = [weight * min(1, 0.2 + 0.8 * max(share, share / ratio)) * min(abs(math.log(ratio)), LARGEST)
+                  for weight, ratio, share in pairs]  # fmt: skip
+        moves = sum(abs(math.log(fit[name] / number)) for name, number in {**SHARES, **PLAIN}.items())
+        return statistics.mean(errors) + HOLDS * moves
 
     def fit(self, rows):
+        rows = thinned(rows)
         fit = {**SHARES, **PLAIN}
-        best, factors = self.time_loss(fit, rows), dict.fromkeys(fit, 1.5)
+        best, factors = self.loss(fit, rows), dict.fromkeys(fit, 1.5)
         for _ in range(ROUNDS):
             for name in fit:
                 for factor in (factors[name], 1 / factors[name]):
                     moved = False
                     while name in PLAIN or fit[name] * factor <= 1.2:
                         tried = {**fit, name: fit[name] * factor}
-                        now = self.time_loss(tried, rows)
+                        now = self.loss(tried, rows)
                         if now > best - 1e-5:
                             break
                         fit, best, moved = tried, now, True
@@ -124,7 +115,29 @@ class Planner:
                         break
                 else:
                     factors[name] **= 0.5
-        return fit
+        # Where memory was measured: the GPU has as much less as their runs keep more.
+        kept = [row["memory"] / 1e9 / float(row["memory_gb"]) for row in rows
+                if row.get("memory_gb") not in (None, "", "0") and row.get("pp", "1") == "1"]  # fmt: skip
+        return fit | (
+            {"memory_bytes": statistics.median(kept) * self.own["memory_bytes"]["value"]} if kept else {}
+        )
+
+
+def thinned(rows):
+    """Every n-th of the rows, by their model; each model counts the same, whatever its number of rows."""
+    kept = [row for of_model in by(rows, "model").values()
+            for row in of_model[:: max(1, math.ceil(len(of_model) * len(by(rows, "model")) / FITTED_ROWS))]]  # fmt: skip
+    sizes = {model: len(of_model) for model, of_model in by(kept, "model").items()}
+    for row in kept:
+        row["weight"] = len(kept) / len(sizes) / sizes[row["model"]]
+    return kept
+
+
+def by(rows, key):
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row[key]].append(row)
+    return groups
 
 
 def quantile(values, share):
@@ -139,81 +152,131 @@ def rank_correlation(xs, ys):
     return statistics.correlation(ranks(xs), ranks(ys)) if len(set(xs)) > 1 < len(set(ys)) else 1
 
 
-def print_cells(rows, predicted):
-    cells = defaultdict(list)
-    for row, (speed, _, _) in zip(rows, predicted):
-        cells[row["model"], int(row["nodes"])].append((speed, row["speed"]))
-    shares, correlations = [], []
-    print("model, nodes     layouts  picked/best  correlation  median error")
-    for (model, nodes), pairs in sorted(cells.items()):
-        shares.append(max(pairs)[1] / max(measured for _, measured in pairs))
-        correlations.append(rank_correlation(*zip(*pairs)))
-        error = quantile([abs(measured / speed - 1) for speed, measured in pairs], 0.5)
-        print(
-            f"{model:>8} {nodes:5} {len(pairs):10} {shares[-1]:12.3f} {correlations[-1]:12.2f} {100 * error:11.1f} %"
-        )
-    errors = [abs(row["speed"] / speed - 1) for row, (speed, _, _) in zip(rows, predicted)]
-    print(f"mean of picked/best {sum(shares) / len(shares):.3f}, worst {min(shares):.3f}; correlation "
-          f"{sum(correlations) / len(correlations):.2f}; median error {100 * quantile(errors, 0.5):.1f} %")  # fmt: skip
+def judge(rows):
+    """Prints how good the predictions of these rows are: means over groups of a model, GPUs and a batch."""
+    head = (
+        "model, GPUs                 groups  rows   mean error  its size  correlation  the worst  picked/best"
+    )
+    print(head)
+    judged = defaultdict(list)
+    for group in by(rows, "group").values():
+        ratios = [row["predicted"] / row["seconds"] - 1 for row in group]
+        pick = min(group, key=lambda row: (row["bytes"] > row["has"], row["predicted"]))  # it must fit
+        order = [[row[key] for row in group] for key in ("predicted", "seconds")]
+        entry = (len(group), statistics.mean(ratios), statistics.mean(map(abs, ratios)),
+                 rank_correlation(*order) if len(group) > 3 else None, min(order[1]) / pick["seconds"])  # fmt: skip
+        where = "64 GPUs or more" if group[0]["gpus"] >= 64 else "fewer GPUs"
+        for name in (f"{group[0]['model'][:20]} {group[0]['gpus']:5}", where, "all"):
+            judged[name].append(entry)
+    for name in sorted(judged, key=lambda name: (name in ("64 GPUs or more", "fewer GPUs", "all"), name)):
+        counts, means, sizes, correlations, picks = zip(*judged[name])
+        known = [c for c in correlations if c is not None] or [math.nan]
+        print(f"{name:27} {len(counts):6} {sum(counts):5} {100 * statistics.mean(means):+10.1f} % {100 * statistics.mean(sizes):7.1f} % "
+              f"{statistics.mean(known):12.2f} {min(known):10.2f} {statistics.mean(picks):12.3f}")  # fmt: skip
 
 
 def read_rows(path):
-    try:
-        rows = list(csv.DictReader(pathlib.Path(path).read_text().splitlines()))
-        if len(rows) < 20 or any(row.get(name) is None for row in rows for name in COLUMNS):
-            raise Refused(f"{path}: expected 20 rows or more, with the columns {','.join(COLUMNS)}")
-        for row in rows:
-            row["speed"], row["bytes"] = (
-                float(row["tokens_per_second_per_gpu"]),
-                1e9 * float(row["memory_gb"] or 0),
-            )
-            row["line"] = line_of(row)
-    except (OSError, ValueError) as error:
-        raise Refused(f"{path}: {error}") from None
-    return [row for row in rows if row["speed"] > 0]
+    """The measured rows, and those that were out of memory."""
+    lines = pathlib.Path(path).read_text().splitlines()
+    rows, oom = [], []
+    for number, row in enumerate(csv.DictReader(lines), 2):
+        said = row.get("seconds") or row.get("tokens_per_second_per_gpu") or ""
+        if said == "":  # it did not run, for another reason
+            continue
+        try:
+            row = {name: row[name] for name in row if name} | {
+                "line": number,
+                "gpus": int(row["gpus"]),
+                "measured": said,
+            }
+            if said != "oom" and float(said) <= 0:
+                continue
+        except (KeyError, ValueError):
+            raise Refused(f"{path}, row {number}: expected gpus, and seconds or tokens_per_second_per_gpu: a number or oom") from None  # fmt: skip
+        row["model"] = " ".join(row[name] for name in SIZES if row.get(name)) or "as said"
+        (oom if said == "oom" else rows).append(row)
+    if len(rows) < 20:
+        raise Refused(
+            f"{path}: {len(rows)} rows with seconds or tokens_per_second_per_gpu; expected 20 or more"
+        )
+    return rows, oom
 
 
-def main(plan, sweep, gpu, to):
+def complete(planner, rows):
+    """The seconds of each row, its group, and its share of the best speed there."""
+    for row, plan in zip(rows, planner.predict(None, rows)):
+        said = float(row["measured"])
+        row["seconds"] = said if row.get("seconds") else plan["tokens"] / said / row["gpus"]
+        row["group"], row["memory"] = (row["model"], row["gpus"], plan["batch"]), plan["memory"]
+    for group in by(rows, "group").values():
+        best = min(row["seconds"] for row in group)
+        for row in group:
+            row["share"] = best / row["seconds"]
+
+
+def use(planner, fit, rows):
+    for row, plan in zip(rows, planner.predict(fit, rows)):
+        row |= {
+            "predicted": plan["seconds"],
+            "kind": plan["kind"],
+            "bytes": plan["memory"],
+            "has": plan["has"],
+        }
+
+
+def judge_memory(rows, oom):
+    fits = [row["bytes"] <= row["has"] for row in rows]
+    refuses = [row["bytes"] > row["has"] for row in oom]
+    print(f"memory: {sum(fits) + sum(refuses)} of {len(fits) + len(refuses)} verdicts right, {len(fits) - sum(fits)} false refusals, "
+          f"{len(refuses) - sum(refuses)} false hopes")  # fmt: skip
+
+
+def main(plan, sweep, gpu, to, *options):
     if not sweep:
         raise Refused("SWEEP: value missing; expected a file of measured steps")
-    rows = read_rows(sweep)
+    if not (PROFILES / f"{gpu}.json").is_file():
+        raise Refused(f"GPU: {gpu} is not valid; expected a name in common/clock/profiles")
+    rows, oom = read_rows(sweep)
     with tempfile.TemporaryDirectory() as folder:
-        planner = Planner(plan, gpu, pathlib.Path(folder))
-        models = sorted({row["model"] for row in rows})
-        judged = []
-        for model in models if len(models) > 1 else []:
-            fitted = planner.fit([row for row in rows if row["model"] != model])
-            these = [row for row in rows if row["model"] == model]
-            judged += zip(these, planner.predict(fitted, these))
-        fit = planner.fit(rows)
-        judged = judged or list(zip(rows, planner.predict(fit, rows)))
-    print("each model, predicted by a fit to the others" if len(models) > 1 else "the rows that were fitted")
-    print_cells([row for row, _ in judged], [predicted for _, predicted in judged])
-    kinds = defaultdict(list)
-    for row, (speed, _, kind) in judged:
-        kinds[kind].append(speed / row["speed"])  # seconds: measured / predicted
-    ranges = {}
+        planner = Planner(plan, gpu, pathlib.Path(folder), pathlib.Path(sweep), options)
+        complete(planner, rows)
+        models = by(rows, "model")
+        if to == "-":
+            use(planner, None, rows)
+            print(f"{gpu} as it is: these rows have changed no number here")
+        elif len(models) > 1:
+            for model, these in models.items():
+                use(planner, planner.fit([row for row in rows if row["model"] != model]), these)
+            print("each model, predicted by a fit to the others")
+        fit = None if to == "-" else planner.fit(rows)
+        if to != "-" and len(models) == 1:
+            use(planner, fit, rows)
+            print("the rows that were fitted")
+        use(planner, fit, oom) if oom else None
+    judge(rows)
+    judge_memory(rows, oom)
+    kinds, ranges = by(rows, "kind"), {}
     print("\nmeasured / predicted seconds     layouts    10 %    50 %    90 %")
-    for kind, ratios in sorted(kinds.items()):
+    for kind in sorted(kinds):
+        ratios = [row["seconds"] / row["predicted"] for row in kinds[kind]]
         low, middle, high = (quantile(ratios, share) for share in (0.1, 0.5, 0.9))
         print(f"{kind:32} {len(ratios):7} {low:7.2f} {middle:7.2f} {high:7.2f}")
         ranges[kind] = [round(low, 3), round(high, 3)]
-    fit["memory_bytes"] = statistics.median(
-        bytes_ / row["bytes"] for row, (_, bytes_, _) in judged if row["bytes"] and row["pp"] == "1"
-    )
+    if to == "-":
+        return
     fit = {name: float(f"{value:.3g}") for name, value in fit.items()}
     profile = planner.profile(fit)
-    profile["framework"]["ranges"] = ranges
+    profile["ranges"] = ranges
     lines = [f' "{name}": {json.dumps(value)}' for name, value in profile.items()]
     pathlib.Path(to).write_text("{\n" + ",\n".join(lines) + "\n}\n")
     print(
-        f"\n{to}, shares of {gpu} and seconds: "
+        f"\n{to}, shares of {planner.base} and seconds: "
         + ", ".join(f"{name} {value:g}" for name, value in fit.items())
     )
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 5:
+    if len(sys.argv) < 5:
         sys.exit(__doc__)
     try:
         main(*sys.argv[1:])

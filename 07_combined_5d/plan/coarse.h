@@ -9,17 +9,19 @@ namespace pentatron {
 
 class CoarseCost {
  public:
-  // stages: what each pipeline rank keeps. contention: as in Planner (layouts.h).
+  // stages: what each pipeline rank keeps.
   CoarseCost(const CombinedOptions& options, const MeshShape& shape, const std::vector<PipelineRank>& stages,
-             int micro_batches, const DeviceProfile& gpu, double contention)
-      : o_(options), s_(shape), stages_(stages), m_(micro_batches), gpu_(gpu), contention_(contention) {}
+             int micro_batches, const DeviceProfile& gpu)
+      : o_(options), s_(shape), stages_(stages), m_(micro_batches), gpu_(gpu) {}
 
   // Where a step's seconds go on the pipeline rank that has most to do. Together they are the step.
   std::vector<std::pair<std::string, double>> step() const {
     const Passes layer = passes_of_layer();
     Passes head;
     multiply(head, rows_, c_.d, c_.vocabulary);
-    move(head, rows_ * c_.vocabulary, 2 * rows_ * c_.vocabulary);  // softmax and loss
+    const double passes = std::max(1.0, gpu_.elementwise_passes);  // which loss_bytes has counted
+    const double logits = gpu_.loss_bytes > 0 ? gpu_.loss_bytes / (3 * r * passes) : 1;  // a pass over each
+    move(head, logits * rows_ * c_.vocabulary, 2 * logits * rows_ * c_.vocabulary);      // softmax and loss
     Passes most, sum;  // the pipeline rank that has most to do; all pipeline ranks together
     Holds own;
     double longest = 0;
@@ -27,34 +29,39 @@ class CoarseCost {
       const Holds holds = held_by(stage);
       Passes rank;  // a copy of the model takes its share of the micro-batches
       rank.add(layer, holds.layers / s_.copies), rank.add(head, holds.heads / s_.copies);
+      if (s_.pp > 1) messages(rank);
       sum.add(rank, 1);
       const double lasts = m_ * rank.seconds() + data(rank, holds);
       if (lasts > longest) longest = lasts, most = rank, own = holds;
     }
-    const double on_host = host(own.layers / s_.copies), shards = o_.zero.zero_stage > 0 ? s_.shards() : 1;
+    const double shards = o_.zero.zero_stage > 0 ? s_.shards() : 1;
+    const double waits = most.tensor + most.context + most.experts + most.host + most.messages;
     const double updates = own.dense / shards + own.experts / std::max(1.0, shards / s_.ep);
-    return {{"compute", m_ * (most.seconds() - most.tensor - most.context - most.experts)},
+    return {{"compute", m_ * (most.seconds() - waits)},
             {"tensor", m_ * most.tensor},
             {"context", m_ * most.context},
             {"experts", m_ * most.experts},
-            {"bubble", bubble(sum) * std::max(1.0, on_host / most.seconds())},
+            {"bubble", bubble(sum)},
             {"data", data(most, own)},
             {"optimizer", moved((8 * a + r) * updates)},
-            {"host", m_ * std::max(0.0, on_host - most.seconds())}};
+            {"messages", m_ * most.messages},
+            {"host", m_ * most.host}};
   }
 
  private:
   static constexpr double r = sizeof(real), a = sizeof(accum);
+  double gradient() const { return gpu_.gradient_bytes > 0 ? gpu_.gradient_bytes : a; }
 
   // The seconds that a micro-batch takes forward, in backward to the input, and for weight gradients (T_F,
-  // T_B, T_W of the notes); and how long of them a rank waits for the others of an axis, where nothing hides
-  // it.
+  // T_B, T_W of the notes); and how long of them a rank waits for the others of an axis, for messages, and
+  // for the host, where nothing hides it.
   struct Passes {
-    double forward = 0, input = 0, weight = 0, tensor = 0, context = 0, experts = 0;
+    double forward = 0, input = 0, weight = 0, tensor = 0, context = 0, experts = 0, messages = 0, host = 0;
     double seconds() const { return forward + input + weight; }
     void add(const Passes& p, double times) {
       forward += times * p.forward, input += times * p.input, weight += times * p.weight;
       tensor += times * p.tensor, context += times * p.context, experts += times * p.experts;
+      host += times * p.host;
     }
   };
 
@@ -88,13 +95,24 @@ class CoarseCost {
     p.forward += moved(r * forward), p.input += moved(r * backward);
   }
 
-  // (Naive attention as if on tensor cores.) First a rank's own keys, then those of the others in its ring:
-  // in a zigzag half of its queries see them, or all queries see half of them, and ranks wait for the slower.
+  // With scores in memory: products of queries and keys, and kernels that go over these scores.
+  double with_scores(int queries, int keys, const HeadShape& heads, bool backward) const {
+    const int64_t n = int64_t{o_.micro_batch_size} * heads.heads;
+    const auto product = [&](int64_t rows, int64_t columns, int64_t sum) {
+      return gpu_.seconds(products(rows, columns, sum, n, sizeof(real), sizeof(real), false));
+    };
+    const double moves = moved((backward ? 3 : 2) * r * double(n) * queries * keys);
+    return product(queries, keys, heads.head_size) + moves +
+           (backward ? 3 : 1) * product(queries, heads.head_size, keys);
+  }
+  // First a rank's own keys, then those of the others in its ring: in a zigzag half of its queries see them,
+  // or all queries see half of them, and ranks wait for the slower.
   double attention(int products_of_pairs, bool backward) const {
     const int u = s_.cp > 1 ? ranks_for_heads(o_.context, s_.cp) : 1, n = o_.sequence_length * u / s_.cp;
     const HeadShape heads = {int(c_.heads) / u, o_.model.kv_heads / s_.tp / u, o_.model.head_size()};
     const auto unit = o_.attention == Attention::tiled ? Cost::Unit::cores : Cost::Unit::tensor_cores;
     const auto seconds = [&](int queries, int keys, bool diagonal) {
+      if (o_.attention == Attention::naive) return with_scores(queries, keys, heads, backward);
       const AttentionBlock block = {o_.micro_batch_size, queries, keys, n, heads, diagonal};
       return gpu_.seconds(attention_cost(block, products_of_pairs, unit, backward));
     };
@@ -118,6 +136,7 @@ class CoarseCost {
     tensor(p);
     context(p, attends, attends_backward);
     if (s_.ep > 1) experts(p, p.weight - of_attention);
+    host(p);
     if (o_.recompute == Recompute::full)  // forward again, but for the last product
       p.input += p.forward - gpu_.seconds(products(rows_, c_.d, c_.f, 1, sizeof(real), sizeof(real), false));
     if (o_.recompute == Recompute::selective && o_.attention == Attention::naive) p.input += attends / 2;
@@ -139,7 +158,7 @@ class CoarseCost {
     const double bandwidth = std::min(gpu_.link_bandwidth, network) / slower(nodes / 2);
     return (n - nodes) * gpu_.link_latency + nodes * gpu_.network_latency + (n - 1) * block_bytes / bandwidth;
   }
-  double slower(double nodes) const { return std::pow(std::max(1.0, nodes), contention_); }
+  double slower(double nodes) const { return std::pow(std::max(1.0, nodes), gpu_.contention); }
 
   // ---- 04: at a region's begin rows are gathered, at its end summed; backward the other way round. Weight
   // gradients, which take so long, hide sums, unless they are put off.
@@ -147,7 +166,8 @@ class CoarseCost {
   void tensor(Passes& p) const {
     const double block = slower(s_.tp / gpu_.gpus_per_node) * ring(s_.tp, 1, r * rows_ * c_.d / s_.tp);
     const double gathers = sp_ ? 2 * block : 0, all = 4 * block;  // an all-reduce is a sum and a gather
-    wait(p, p.tensor, all, gathers + std::max(0.0, all - (splits_ ? 0 : p.weight)));
+    const bool hides = !splits_ && gpu_.exposed_sums == 0;
+    wait(p, p.tensor, all, gathers + std::max(0.0, all - (hides ? p.weight : 0)));
   }
   // Nothing hides these seconds.
   void wait(Passes& p, double& axis, double forward, double backward) const {
@@ -215,10 +235,12 @@ class CoarseCost {
     const auto exposed = [&](double lasts, double hides) {
       return std::max(lasts / units, lasts - hides * (units - 1) / units);
     };
-    const double scatter = rings(a), gather = rings(r), f = rank.forward, b = rank.input + rank.weight;
+    const bool at_end = gpu_.exposed_sums > 0 || (zero == 0 && o_.data_parallel.dp_sync == DpSync::naive);
+    const double scatter = rings(gradient()), gather = rings(r);
+    const double f = at_end ? 0 : rank.forward, b = at_end ? 0 : rank.input + rank.weight;
     if (zero == 0) return exposed(2 * scatter, b);
     const double shard = own.dense / n + own.experts / of_experts;  // which copies (03) sum once a step
-    const double sums = 2 * units * ring(copies, s_.tp * n, a * shard / units / copies);
+    const double sums = 2 * units * ring(copies, s_.tp * n, gradient() * shard / units / copies);
     double seconds = exposed(std::max(scatter, sums), b);
     if (zero >= 2) seconds += (m_ - 1) * std::max(0.0, scatter - (s_.pp > 1 ? rank.seconds() : b));
     if (zero < 3 || s_.pp > 1) return seconds + exposed(gather, f);
@@ -226,14 +248,31 @@ class CoarseCost {
            (copies > 1 ? exposed(sums, b) : scatter / units);
   }
 
-  // ---- An eager framework's host issues each operation by itself: in a layer some 23 kernels, n collectives
+  // ---- Another framework's messages: its pipeline's ranks wait for each, forward and backward
 
-  double host(double layers) const {
-    const double of_tensor = sp_ ? 10 : 4;
-    const double n = (s_.tp > 1 ? of_tensor : 0) + (s_.cp > 1 ? 4 * s_.cp : 0) + (s_.ep > 1 ? 6 : 0);
+  void messages(Passes& rank) const {
+    if (gpu_.message_seconds == 0) return;
+    const double bytes = r * outside_ * c_.d / (gpu_.split_messages > 0 && !sp_ ? s_.tp : 1);
+    const bool over_nodes = s_.ranks() > gpu_.gpus_per_node;
+    const double lasts = bytes / (over_nodes ? gpu_.network_bandwidth : gpu_.link_bandwidth);
+    const double waits = o_.pipeline.vpp * (gpu_.message_seconds + lasts);
+    rank.forward += waits, rank.input += waits, rank.messages = 2 * waits;
+  }
+
+  // ---- An eager framework's host issues each operation by itself: in a layer forward some 14 kernels, in
+  // backward twice as many, and the collectives. A pass takes as long as the slower of host and GPU.
+
+  void host(Passes& p) const {
     const bool over_nodes = s_.pp > 1 && s_.ranks() > gpu_.gpus_per_node;  // measured, not explained
     const double waits = over_nodes ? 1 + s_.tp * slower(s_.tp / gpu_.gpus_per_node) : 1;
-    return layers * ((23 + n) * gpu_.launch_seconds + n * waits * gpu_.collective_seconds);
+    const auto late = [&](int kernels, int of_tensor, double on_gpu) {
+      const double n = (s_.tp > 1 ? of_tensor : 0) + (s_.cp > 1 ? 2 * s_.cp : 0) + (s_.ep > 1 ? 3 : 0);
+      return std::max(0.0,
+                      (kernels + n) * gpu_.launch_seconds + n * waits * gpu_.collective_seconds - on_gpu);
+    };
+    const double forward = late(14, sp_ ? 4 : 2, p.forward),
+                 backward = late(28, sp_ ? 6 : 2, p.input + p.weight);
+    wait(p, p.host, forward, backward);
   }
 
   const CombinedOptions& o_;
@@ -241,7 +280,6 @@ class CoarseCost {
   const std::vector<PipelineRank>& stages_;
   const int m_;
   const DeviceProfile& gpu_;
-  const double contention_;
   const bool sp_ = o_.tensor.sequence_parallel && s_.tp > 1;
   const bool splits_ = stages_.front().splits_backward;  // weight gradients are put off
   const Columns c_ = columns_of(o_.model, s_.tp);

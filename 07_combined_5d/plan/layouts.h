@@ -82,7 +82,9 @@ inline std::vector<Wish> read_wishes(const std::string& option, const std::strin
       for (const auto& [called, schedule] : pp_schedule_names)
         valid |= word == called && schedule != PpSchedule::interleaved;
     }
-    require(valid, option, word, "words such as tp2 cp2 dp4 pp2 ep2 zero1 mbs1 interleaved2 sp full");
+    require(valid, option, word,
+            "tp2 cp2 dp4 pp2 ep2 zero1 shards8 mbs1 sp full selective, 1f1b afab zb-h1 zb-v ",
+            "dualpipe-v dualpipe interleaved2");
     wishes.push_back({word, name, from, to});
   }
   return wishes;
@@ -164,9 +166,6 @@ struct Planner {
   int gpus;
   DeviceProfile gpu;
   std::vector<Wish> wishes = {};
-  // Another framework's step is slower between nodes: tensor ranks on n nodes wait n^contention times as
-  // long, and a ring over n nodes has its bandwidth divided by (n / 2)^contention.
-  double contention = 0;
   // What each pipeline rank keeps, and the channels of the one that has most; computed once for all plans
   // that have this schedule.
   struct Stages {
@@ -308,9 +307,11 @@ struct Planner {
     const auto [made, is_new] = known_stages.try_emplace({o.pp_schedule, o.pp, p.micro_batches, o.vpp});
     if (is_new) {
       const Schedule schedule = chosen_schedule(o, o.pp, p.micro_batches);
+      TrainingConfig model = p.options;
+      if (gpu.equal_stages > 0) model.model.vocab_size = 0;  // so a head costs nothing (layers_of_rank)
       auto& [ranks, channels] = made->second;
       for (int stage = 0; stage < o.pp; ++stage) {
-        ranks.push_back(pipeline_rank(p.options, schedule, stage));
+        ranks.push_back(pipeline_rank(model, schedule, stage));
         channels = std::max(channels, channels_of_pipeline(schedule, stage, /*sums_copies=*/false));
       }
     }
@@ -319,12 +320,14 @@ struct Planner {
 
   void set_memory(Plan& p) {
     const auto& [ranks, channels] = stages_of(p);
-    for (const PipelineRank& rank : ranks)
+    for (const PipelineRank& rank : ranks) {
       p.stages.push_back(predict_memory(p.options, p.shape, rank).total());
+      if (gpu.gradient_bytes > 0) p.stages.back()[Purpose::gradients] *= gpu.gradient_bytes / sizeof(accum);
+    }
     p.libraries = libraries_of(p.options, p.shape, channels);
   }
   void set_coarse_time(Plan& p) {
-    p.parts = CoarseCost(p.options, p.shape, stages_of(p).ranks, p.micro_batches, gpu, contention).step();
+    p.parts = CoarseCost(p.options, p.shape, stages_of(p).ranks, p.micro_batches, gpu).step();
     for (const auto& [part, seconds] : p.parts) p.seconds += seconds;
   }
 };

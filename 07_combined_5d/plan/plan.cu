@@ -13,13 +13,12 @@ using namespace pentatron;
 
 namespace {
 
-// "framework" of a GPU's profile that was fitted to another framework's steps (calibrate.py).
-struct Framework {
-  double contention = 0;  // as in Planner (layouts.h)
-  // Measured over predicted seconds, by kind of layout (kind_of): the 10th and the 90th percentile.
-  std::map<std::string, std::array<double, 2>> ranges;
-};
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Framework, contention, ranges)
+// Measured over predicted seconds, by kind of layout (kind_of): the 10th and the 90th percentile. "ranges" of
+// a GPU's profile that was fitted to another framework's steps (calibrate.py).
+using Ranges = std::map<std::string, std::array<double, 2>>;
+
+constexpr double margin = 0.04;            // of a GPU's memory, for fragments: an assumption
+constexpr double slowest_published = 1.5;  // over modelled seconds (common/cpu/README.md)
 
 struct Request {
   int gpus = 8;
@@ -28,10 +27,11 @@ struct Request {
   std::string why, only, json, rows;
   double tokens = 0, price = 0;
   bool coarse = false;
+  std::string limit;               // of memory, in words
   std::vector<std::string> model;  // the options of 07 that were given
   CombinedOptions base;
   DeviceProfile gpu;
-  Framework framework;
+  Ranges ranges;
 };
 
 // "2T", "70GiB", "1.5e12". Throws UsageError.
@@ -48,15 +48,14 @@ double quantity(const std::string& option, const std::string& words) {
 
 // The options of 07 for the sizes of a model.
 std::vector<std::string> sizes_of(const ModelConfig& m) {
-  std::vector<std::pair<std::string, int>> sizes = {{"--layers", m.layers}, {"--d-model", m.d_model},
-                                                    {"--heads", m.heads},   {"--kv-heads", m.kv_heads},
-                                                    {"--d-ff", m.d_ff},     {"--vocab-size", m.vocab_size}};
-  if (m.experts > 0) {
-    sizes.insert(sizes.end(),
-                 {{"--experts", m.experts}, {"--top-k", m.top_k}, {"--shared-experts", m.shared_experts}});
-  }
   std::vector<std::string> words;
-  for (const auto& [option, value] : sizes) words.insert(words.end(), {option, std::to_string(value)});
+  const auto say = [&](const char* option, int value) {
+    words.insert(words.end(), {option, std::to_string(value)});
+  };
+  say("--layers", m.layers), say("--d-model", m.d_model), say("--d-ff", m.d_ff);
+  say("--heads", m.heads), say("--kv-heads", m.kv_heads), say("--vocab-size", m.vocab_size);
+  if (m.experts > 0) say("--experts", m.experts), say("--top-k", m.top_k);
+  if (m.experts > 0) say("--shared-experts", m.shared_experts);
   return words;
 }
 
@@ -65,43 +64,42 @@ bool is_given(const std::vector<std::string>& words, const char* option) {
                              [&](const auto& word) { return word.substr(0, word.find('=')) == option; });
 }
 
-// What 07 makes of its options. Attention is on tensor cores, if it can be and no other one is given. Throws
-// UsageError.
+// What 07 makes of its options, with attention on tensor cores if no other one is given. Throws UsageError.
 CombinedOptions parse_model(const std::vector<std::string>& words) {
-  std::vector<const char*> arguments = {"plan", "--micro-batch-size", "1"};  // layouts say another one
+  // Layouts say another micro-batch; attention may be others' (check_sizes).
+  std::vector<const char*> arguments = {"plan", "--micro-batch-size", "1", "--dry-run"};
   for (const std::string& word : words) arguments.push_back(word.c_str());
   auto options = parse_options<CombinedOptions>(static_cast<int>(arguments.size()), arguments.data(), "",
                                                 Attention::tiled);
-  const bool has_kernel = options.model.head_size() == 64 || options.model.head_size() == 128;
+  const DeviceProfile gpu = load_profile(options.gpu);
+  const bool has_kernel = has_tensor_core_kernels(options.model.head_size()) || gpu.flash_attention > 0;
   if (!is_given(words, "--attention") && has_kernel) options.attention = Attention::tensor_core;
+  if (!is_given(words, "--attention") && gpu.unfused_attention > 0) options.attention = Attention::naive;
+  // Two matrices of width f have the weights, products and activations of our three of width 2/3 f.
+  if (gpu.mlp_matrices == 2) options.model.d_ff = std::max(64, 64 * ((options.model.d_ff + 48) / 96));
   options.as_json.clear();  // each plan copies the options, and needs no text
   return options;
 }
 
-// Reads "framework" of the file that --gpu names. Throws UsageError.
-Framework read_framework(const std::string& gpu) {
+// Reads "ranges" of the file that --gpu names. Throws UsageError.
+Ranges read_ranges(const std::string& gpu) {
   const MappedFile file("--gpu", profile_path(gpu));
   try {
-    const auto json = nlohmann::json::parse(file.text()).value("framework", nlohmann::json::object());
-    for (const auto& [name, value] : json.items())
-      require(name == "contention" || name == "ranges", "--gpu", gpu,
-              "contention and ranges in its \"framework\"; there is no field ", name);
-    return json;
+    return nlohmann::json::parse(file.text()).value("ranges", Ranges());
   } catch (const nlohmann::json::exception& error) {
-    throw UsageError("--gpu", gpu, text("another \"framework\": ", error.what()));
+    throw UsageError("--gpu", gpu, text("other \"ranges\": ", error.what()));
   }
 }
 
 Request parse(int argc, char** argv) {
   Request r;
   CLI::App app{
-      "Finds the fastest layout of a run of 07 that fits, without a GPU. Options of the model, the batch "
-      "and\n"
-      "the GPU (--model, --layers, --seq-len, --global-batch-size, --gpu, --experts ...) are those of 07."};
+      "Finds the fastest layout of a run of 07 that fits, without a GPU. Options of model, batch and GPU "
+      "(--model, --layers, --seq-len, --global-batch-size, --gpu, --experts ...) are those of 07."};
   app.set_help_flag("--help", "print this text and end");
   app.allow_extras();
   std::string config;
-  double memory_bytes = INFINITY;
+  double memory_bytes = 0;
   app.add_option("--gpus", r.gpus, "GPUs [8]")->check(CLI::Range(1, 65536));
   app.add_option("--top", r.top, "layouts that are shown [10]")->check(CLI::Range(1, 10000));
   app.add_flag("--coarse", r.coarse, "times by formulas (coarse.h), without a dry run");
@@ -123,8 +121,7 @@ Request parse(int argc, char** argv) {
   add_quantity("--price", r.price, "of a GPU hour: money");
   app.add_option("--config", config, "sizes from a config.json of Hugging Face (Llama)");
   app.add_option("--why", r.why, "why is this layout not the best?");
-  app.add_option("--rows", r.rows,
-                 "print coarse seconds and memory of each line of this file: a layout, |, options of 07");
+  app.add_option("--rows", r.rows, "print coarse seconds and memory of each row of this CSV");
   app.add_option("--json", r.json, "write the layouts into this file");
   try {
     app.parse(argc, argv);
@@ -136,32 +133,49 @@ Request parse(int argc, char** argv) {
   require(r.tokens > 0 || r.price == 0, "--tokens", 0, "how many, such as 2T, with --price");
   ModelConfig of_config = {};
   if (!config.empty()) {
-    read_model_config("--config", config, of_config);
+    try {
+      read_model_config("--config", config, of_config);
+    } catch (const UsageError& error) {  // another kind of model
+      throw UsageError(text(error.what(), "; or give --layers, --d-model, --heads, --kv-heads, --d-ff, ",
+                            "--vocab-size, and where there are experts --experts, --top-k"));
+    }
     r.model = sizes_of(of_config);
   }
   for (const std::string& word : app.remaining()) r.model.push_back(word);
   r.base = parse_model(r.model);
   r.base.model.remarks = of_config.remarks;
+  const std::string gpu = r.base.gpu.empty() ? "h100" : r.base.gpu;
+  r.gpu = load_profile(gpu);
   const auto given = [&](const char* option) { return is_given(r.model, option); };
   for (const char* option :
        {"--tp", "--cp", "--dp", "--pp", "--ep", "--zero-stage", "--shard-ranks", "--micro-batch-size",
         "--pp-schedule", "--vpp", "--sequence-parallel", "--recompute", "--ranks"})
-    require(!given(option), option, "given", "--only, with words of layouts such as \"zero3 mbs2 sp\"");
+    require(!given(option) || !r.rows.empty(), option, "given",
+            "--only, with words of layouts such as \"zero3 mbs2 sp\"");
   const bool has_sizes = std::ranges::any_of(
       std::array{"--layers", "--d-model", "--heads", "--kv-heads", "--d-ff", "--vocab-size"}, given);
   std::string& name = r.base.model.name;
+  if (r.rows.empty() && r.gpu.mlp_matrices == 2)
+    r.model.insert(r.model.end(), {"--d-ff", std::to_string(r.base.model.d_ff)});
   if (has_sizes) name = !config.empty() ? config : given("--model") ? name + ", changed" : "a model";
-  const std::string gpu = r.base.gpu.empty() ? "h100" : r.base.gpu;
-  r.gpu = load_profile(gpu);
-  r.gpu.memory_bytes = std::min(r.gpu.memory_bytes, memory_bytes);
-  r.framework = read_framework(gpu);
-  r.coarse |= !r.framework.ranges.empty();  // another framework: 07 can't be asked about its steps
+  r.limit = text("the ", human_bytes(r.gpu.memory_bytes), " of a GPU less 4 % for fragments");
+  if (memory_bytes > 0) r.limit = human_bytes(memory_bytes);
+  r.gpu.memory_bytes = memory_bytes > 0 ? memory_bytes : (1 - margin) * r.gpu.memory_bytes;
+  r.ranges = read_ranges(gpu);
+  r.coarse |= !r.ranges.empty();  // another framework: 07 can't be asked about its steps
   if (r.base.ranks_per_node > 0) r.gpu.gpus_per_node = r.base.ranks_per_node;
   return r;
 }
 
 std::string command(const Request& r, const Plan& p) {
-  return text("mpirun -n ", r.gpus, " build/cuda-bf16/07_combined_5d ", join(r.model, " "), " ",
+  std::vector<std::string> words;  // but for those that only a CPU build has
+  for (size_t i = 0; i < r.model.size(); ++i) {
+    if (r.model[i] == "--gpu")
+      ++i;
+    else if (!r.model[i].starts_with("--gpu="))
+      words.push_back(r.model[i]);
+  }
+  return text("mpirun -n ", r.gpus, " build/cuda-bf16/07_combined_5d ", join(words, " "), " ",
               join(options_of(p.options), " "));
 }
 
@@ -182,8 +196,8 @@ std::string kind_of(const Plan& p, const DeviceProfile& gpu) {
 }
 // Seconds between which 8 of 10 measured steps of its kind were, where the GPU's profile was fitted to such.
 std::optional<std::array<double, 2>> range_of(const Request& r, const Plan& p) {
-  const auto range = r.framework.ranges.find(kind_of(p, r.gpu));
-  if (range == r.framework.ranges.end()) return {};
+  const auto range = r.ranges.find(kind_of(p, r.gpu));
+  if (range == r.ranges.end()) return {};
   return std::array{p.seconds * range->second[0], p.seconds * range->second[1]};
 }
 
@@ -191,10 +205,11 @@ void print_header(const Request& r) {
   const ModelConfig& m = r.base.model;
   std::printf(
       "%s: %d layers, width %d, %s parameters, %d sequences of %d tokens a step; %d %s GPUs, %.0f a "
-      "node\n%s\n",
+      "node, attention %s (%s)\n%s%s\n",
       m.name.c_str(), m.layers, m.d_model, human_count(static_cast<double>(parameter_count(m))).c_str(),
       r.base.global_batch_size, r.base.sequence_length, r.gpus, r.gpu.name.c_str(), r.gpu.gpus_per_node,
-      m.remarks.c_str());
+      r.gpu.flash_attention > 0 ? "FlashAttention-2's" : "ours", to_string(r.base.attention).c_str(),
+      m.remarks.c_str(), r.base.attention == Attention::tiled ? slow_heads(m.head_size()).c_str() : "");
 }
 
 void print_plans(const Request& r, const std::vector<Plan>& plans) {
@@ -203,7 +218,7 @@ void print_plans(const Request& r, const std::vector<Plan>& plans) {
               r.coarse ? "by a coarse time" : "by dry runs; of each axis, what no kernel hides", "", "GiB",
               "ms", "a GPU", "%");
   for (const auto& [name, seconds] : plans.front().parts) std::printf(" %9s", name.c_str());
-  std::printf("%s\n", r.framework.ranges.empty() ? "" : "   8 of 10 are in, ms");
+  std::printf("%s\n", r.ranges.empty() ? "" : "   8 of 10 are in, ms");
   for (const Plan& p : plans) {
     std::printf("%-52s %9.1f %10.1f %11.0f %6.1f", layout_of(p.options).c_str(), p.memory() / (1 << 30),
                 p.seconds * 1e3, tokens_per_second(r, p), 100 * mfu(r, p));
@@ -269,7 +284,7 @@ Search found(const Request& r, Planner& planner, size_t count) {
   require(s.divide > 0, "--gpus", r.gpus, "a number that divides heads, layers or the batch");
   if (s.fit == 0) {
     throw UsageError("no layout fits: " + layout_of(s.nearest->options) + " needs least" + of + ", " +
-                     human_bytes(s.nearest->memory()) + " of " + human_bytes(r.gpu.memory_bytes) +
+                     human_bytes(s.nearest->memory()) + " of " + r.limit +
                      "; take more GPUs, or a shorter --seq-len");
   }
   require(!s.best.empty(), "--global-batch-size", r.base.global_batch_size,
@@ -280,9 +295,20 @@ Search found(const Request& r, Planner& planner, size_t count) {
   return s;
 }
 
+// Which parts of the step of `asked` are longer than those of `best`.
+std::string sentence(const Plan& best, const Plan& asked) {
+  std::vector<std::string> more;
+  for (size_t i = 0; i < asked.parts.size(); ++i) {
+    const double ms = 1e3 * (asked.parts[i].second - best.parts[i].second);
+    if (ms > 10 * best.seconds) more.push_back(text(std::lround(ms), " ms more of ", asked.parts[i].first));
+  }
+  return text(layout_of(asked.options), " takes ", std::lround(1e3 * (asked.seconds - best.seconds)),
+              " ms longer: ", more.empty() ? "a little of each" : join(more, ", "), ".");
+}
+
 // The layouts of --compare and --why, or those that are found.
 void show(const Request& r) {
-  Planner planner = {r.base, r.gpus, r.gpu, read_wishes("--only", r.only), r.framework.contention};
+  Planner planner = {r.base, r.gpus, r.gpu, read_wishes("--only", r.only)};
   std::vector<Plan> plans;
   for (const std::string& words : r.compare)
     plans.push_back(planner.plan(with_layout(r.base, "--compare", words, r.gpus)));
@@ -294,25 +320,30 @@ void show(const Request& r) {
   plans.insert(plans.begin(), s.best.begin(), s.best.end());
   print_header(r);
   if (!are_given) {
-    std::printf("1  fit     %d layouts divide the model; %d of them need at most the %s of a GPU\n", s.divide,
-                s.fit, human_bytes(r.gpu.memory_bytes).c_str());
+    std::printf(
+        "1  fit     %d layouts divide the model; %d of them need at most %s, CUDA and NCCL included\n",
+        s.divide, s.fit, r.limit.c_str());
     std::printf("2  batch   %d of these reach the global batch\n", s.reach);
     std::printf("3  speed   the fastest %zu\n\n", plans.size());
   }
   print_plans(r, plans);
   for (const Plan& p : plans) {
     if (p.memory() > r.gpu.memory_bytes)
-      std::printf("%s does not fit: a GPU has %s.\n", layout_of(p.options).c_str(),
-                  human_bytes(r.gpu.memory_bytes).c_str());
+      std::printf("%s does not fit: it may need %s.\n", layout_of(p.options).c_str(), r.limit.c_str());
   }
   const Plan& first = plans.front();
+  if (!r.why.empty()) std::printf("%s\n", sentence(first, plans.back()).c_str());
   if (!are_given) std::printf("\n%s\n", command(r, first).c_str());
   if (r.tokens > 0) {
     const double hours = hours_of(r, first);
-    std::printf("%s tokens on %d GPUs: %.1f days, %.0f GPU hours", human_count(r.tokens).c_str(), r.gpus,
-                hours / 24, hours * r.gpus);
-    if (r.price > 0) std::printf(", %.0f of money", hours * r.gpus * r.price);
-    std::printf(" (%s)\n", layout_of(first.options).c_str());
+    const auto range =
+        range_of(r, first).value_or(std::array{first.seconds, slowest_published * first.seconds});
+    const double least = hours * range[0] / first.seconds, most = hours * range[1] / first.seconds;
+    std::printf("%s tokens on %d GPUs: %.1f to %.1f days, %.0f to %.0f GPU hours",
+                human_count(r.tokens).c_str(), r.gpus, least / 24, most / 24, least * r.gpus, most * r.gpus);
+    if (r.price > 0)
+      std::printf(", %.0f to %.0f of money", least * r.gpus * r.price, most * r.gpus * r.price);
+    std::printf(" (%s); failures, restarts and evaluation come on top\n", layout_of(first.options).c_str());
   }
   if (r.json.empty()) return;
   std::ofstream file(r.json);
@@ -320,26 +351,77 @@ void show(const Request& r) {
   require(file.good(), "--json", r.json, "a file that can be written");
 }
 
-// --rows: a line of JSON for each.
+// ---- --rows: measured steps, or what one wants to know of many layouts; a line of JSON for each
+
+constexpr std::string_view no_options[] = {"gpus",         "seconds", "tokens_per_second_per_gpu",
+                                           "memory_gb",    "layout",  "predicted_seconds",
+                                           "predicted_gb", "status"};
+
+std::vector<std::string> cells_of(std::string line) {
+  if (line.ends_with('\r')) line.pop_back();
+  std::vector<std::string> cells;
+  std::istringstream stream(line + ",");
+  for (std::string cell; std::getline(stream, cell, ',');) cells.push_back(cell);
+  return cells;
+}
+
+// What the rows of these columns leave to 07, in a line.
+void say_what_is_missing(const Request& r, const std::vector<std::string>& columns) {
+  std::vector<std::string> missing;
+  for (const std::string name : {"vocab-size", "seq-len", "global-batch-size", "micro-batch-size",
+                                 "zero-stage", "recompute", "sequence-parallel"})
+    if (std::ranges::count(columns, name) == 0 && !is_given(r.model, ("--" + name).c_str()))
+      missing.push_back(name);
+  if (!missing.empty())
+    std::fprintf(stderr, "%s does not say %s: as 07 has it (--help)\n", r.rows.c_str(),
+                 join(missing, ", ").c_str());
+}
+
+// The words of 07 of a row.
+std::vector<std::string> words_of(const Request& r, const std::vector<std::string>& columns,
+                                  const std::vector<std::string>& cells) {
+  require(cells.size() == columns.size(), "cells", cells.size(), columns.size(), ", one for each column");
+  std::vector<std::string> words = r.model;
+  for (size_t i = 0; i < columns.size(); ++i) {
+    const std::string &name = columns[i], &cell = cells[i], option = "--" + name;
+    if (cell.empty() || cell == "false" || std::ranges::count(no_options, name) > 0) continue;
+    if (name == "config") {
+      ModelConfig sizes = {};
+      read_model_config(option, cell, sizes);
+      std::ranges::copy(sizes_of(sizes), std::back_inserter(words));
+    } else if (words.push_back(option); cell != "true") {
+      words.push_back(cell);
+    }
+    if (name == "heads" && std::ranges::count(columns, "kv-heads") == 0 && !is_given(r.model, "--kv-heads"))
+      words.insert(words.end(), {"--kv-heads", cell});
+  }
+  return words;
+}
+
 void print_rows(const Request& r) {
   std::istringstream file{std::string(MappedFile("--rows", r.rows).text())};
-  std::map<std::string, CombinedOptions> read;  // by their words: many lines have the same
-  for (std::string line, word; std::getline(file, line);) {
-    const size_t bar = line.find('|');
-    require(bar != line.npos, "--rows", printable(line.substr(0, 80)), "LAYOUT | OPTIONS");
+  std::string line;
+  const std::vector<std::string> columns = std::getline(file, line) ? cells_of(line) : cells_of("");
+  say_what_is_missing(r, columns);
+  const auto of_gpus = std::ranges::find(columns, "gpus") - columns.begin();
+  for (int number = 2; std::getline(file, line); ++number) {
+    const std::vector<std::string> cells = cells_of(line);
+    CombinedOptions o;
+    const int gpus = of_gpus < std::ssize(cells) ? std::atoi(cells[of_gpus].c_str()) : 0;
+    try {
+      require(gpus > 0, "gpus", gpus, "how many, in each row");
+      o = parse_model(words_of(r, columns, cells));
+      if (o.dp == 0) o.dp = std::max(1, gpus / std::max(1, o.tp * o.cp * o.pipeline.pp));
+    } catch (const UsageError& error) {
+      throw UsageError(text("--rows: ", r.rows, ", row ", number, ": ", error.what()));
+    }
     Json row;
     try {
-      const auto [options, is_new] = read.try_emplace(line.substr(bar + 1));
-      if (is_new) {
-        std::vector<std::string> words = r.model;
-        for (std::istringstream stream(options->first); stream >> word;) words.push_back(word);
-        options->second = parse_model(words);
-      }
-      const CombinedOptions o = with_layout(options->second, "--rows", line.substr(0, bar), 1);
-      const Plan p =
-          Planner{o, o.tp * o.cp * o.dp * o.pipeline.pp, r.gpu, {}, r.framework.contention}.plan(o);
+      const Plan p = Planner{o, gpus, r.gpu}.plan(o);
       row = {{"seconds", p.seconds}, {"kind", kind_of(p, r.gpu)}, {"memory", p.memory()}};
       row["stages"] = {p.stages.front(), p.stages.back()}, row["libraries"] = p.libraries;
+      row["has"] = r.gpu.memory_bytes, row["batch"] = o.global_batch_size;
+      row["tokens"] = int64_t{o.global_batch_size} * o.sequence_length;
     } catch (const UsageError& refusal) {
       row["refusal"] = refusal.what();
     }

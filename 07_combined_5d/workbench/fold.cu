@@ -9,7 +9,7 @@ void fold_world(const CombinedOptions& options, World& world) {
   if (options.ranks == 0 || options.show_mesh || options.pipeline.show_schedule)
     return;  // a picture needs none
   const MeshShape shape = mesh_shape(options, options.ranks);
-  const DeviceProfile gpu = load_profile(options.gpu.empty() ? "h100" : options.gpu);
+  const DeviceProfile gpu = load_profile(options.gpu);
   const char* const given = std::getenv("NCCL_CPU_RANKS_PER_NODE");  // also by --ranks-per-node
   const int ranks_per_node = given ? std::max(std::atoi(given), 1) : static_cast<int>(gpu.gpus_per_node);
   const PresentRanks present = present_ranks(options, shape, ranks_per_node);

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "device/errors.h"
 #include "device/mapped_file.h"
@@ -38,6 +39,7 @@ constexpr Field fields[] = {
     {"attention_128_backward", &DeviceProfile::attention_128_backward, "share"},
     {"flash_forward", &DeviceProfile::flash_forward, "share"},
     {"flash_backward", &DeviceProfile::flash_backward, "share"},
+    {"flash_attention", &DeviceProfile::flash_attention, "number", true},
     {"attention_blocks", &DeviceProfile::attention_blocks, "number", true},
     {"kernel_seconds", &DeviceProfile::kernel_seconds, "s"},
     {"launch_seconds", &DeviceProfile::launch_seconds, "s"},
@@ -50,10 +52,20 @@ constexpr Field fields[] = {
     {"gpus_per_node", &DeviceProfile::gpus_per_node, "number"},
     {"ll_bandwidth", &DeviceProfile::ll_bandwidth, "B/s", true},
     {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s", true},
+    {"elementwise_passes", &DeviceProfile::elementwise_passes, "number", true},
+    {"unfused_attention", &DeviceProfile::unfused_attention, "number", true},
+    {"mlp_matrices", &DeviceProfile::mlp_matrices, "number", true},
+    {"equal_stages", &DeviceProfile::equal_stages, "number", true},
+    {"gradient_bytes", &DeviceProfile::gradient_bytes, "B", true},
+    {"exposed_sums", &DeviceProfile::exposed_sums, "number", true},
+    {"split_messages", &DeviceProfile::split_messages, "number", true},
+    {"message_seconds", &DeviceProfile::message_seconds, "s", true},
+    {"loss_bytes", &DeviceProfile::loss_bytes, "B", true},
+    {"contention", &DeviceProfile::contention, "number", true},
 };
 
 const std::string profiles = "common/clock/profiles", example = profiles + "/rtx4090.json";
-constexpr std::string_view other_fields[] = {"name", "as", "description", "framework"};  // of the planner
+constexpr std::string_view other_fields[] = {"name", "as", "description", "ranges"};  // of the planner
 
 // A text of the file, which may have line breaks, as JSON has it.
 std::string in_a_line(const std::string& text) {
@@ -97,14 +109,18 @@ double DeviceProfile::seconds(const Cost& cost) const {
   if (cost.batch > 0) {
     computing = product_seconds(*this, cost);
   } else if (cost.unit == Cost::Unit::tensor_cores) {  // attention
-    const double forward = cost.head_size == 128 ? attention_128_forward : attention_64_forward,
-                 backward = cost.head_size == 128 ? attention_128_backward : attention_64_backward;
+    double forward = cost.head_size == 128 ? attention_128_forward : attention_64_forward,
+           backward = cost.head_size == 128 ? attention_128_backward : attention_64_backward;
+    if (flash_attention > 0) forward = flash_forward, backward = flash_backward;
+    const double blocks = flash_attention > 0 ? 0 : attention_blocks;  // those of others are not counted
     computing = cost.flops / (flops_bf16 * (cost.backward ? backward : forward)) *
-                std::max(1.0, attention_blocks / cost.blocks);  // few blocks do not fill the GPU
+                std::max(1.0, blocks / cost.blocks);  // few blocks do not fill the GPU
   } else {
     computing = cost.flops / (flops_fp32 * tiled_attention);
   }
-  return kernel_seconds + std::max(moving, computing) + (cost.layer_product ? layer_product_seconds : 0);
+  const bool only_moves = cost.batch == 0 && cost.flops == 0 && elementwise_passes > 0;
+  return kernel_seconds + std::max(moving * (only_moves ? elementwise_passes : 1), computing) +
+         (cost.layer_product ? layer_product_seconds : 0);
 }
 
 std::string profile_path(const std::string& gpu) {
@@ -114,7 +130,7 @@ std::string profile_path(const std::string& gpu) {
 }
 
 DeviceProfile load_profile(const std::string& gpu) {
-  const std::string path = profile_path(gpu);
+  const std::string path = profile_path(gpu.empty() ? "h100" : gpu);
   const std::string names = "one of " + names_in_tree(profiles);
   const MappedFile file("--gpu", path, names + "; or, like " + example + ", ");
   const auto json = nlohmann::json::parse(file.text(), nullptr, /*allow_exceptions=*/false);

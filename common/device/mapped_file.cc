@@ -26,7 +26,9 @@ std::string in_tree(const std::string& path) {
 
 std::string names_in_tree(const std::string& folder) {
   std::set<std::string> names;
-  for (const auto& file : fs::directory_iterator(in_tree(folder))) names.insert(file.path().stem());
+  std::error_code unreadable;  // then there are none
+  for (const auto& file : fs::directory_iterator(in_tree(folder), unreadable))
+    names.insert(file.path().stem());
   std::string words;
   for (const std::string& name : names) words += (words.empty() ? "" : ", ") + name;
   return words;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace pentatron {
 
@@ -12,5 +13,15 @@ enum class Attention { naive, tiled, tensor_core };
 // one line says so.
 Attention default_attention(int head_size, Attention on_cpu);
 inline constexpr int largest_tiled_head = 256;  // larger tiles do not fit into a block's shared memory
+
+constexpr bool has_tensor_core_kernels(int head_size) { return head_size == 64 || head_size == 128; }
+// A dry run may model kernels of others (tensor_cores/attention_kinds.cu).
+bool models_any_head(const std::string& gpu);
+// A line about heads that others' kernels take, and ours do not; empty where ours do.
+inline std::string slow_heads(int size) {
+  const std::string line =
+      " are slow here: kernels on tensor cores are for 64 and 128; --gpu h100-flash has others'";
+  return has_tensor_core_kernels(size) ? "" : "heads of " + std::to_string(size) + line;
+}
 
 }  // namespace pentatron

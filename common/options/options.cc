@@ -69,8 +69,10 @@ void check_sizes(const Options& o) {
           "an even head size; --d-model / --heads is ", head);
   require(o.attention != Attention::tiled || head <= largest_tiled_head, "--attention", "tiled",
           "naive where --d-model / --heads (", head, ") is more than ", largest_tiled_head);
-  require(o.attention != Attention::tensor_core || head == 64 || head == 128, "--attention", "tensor-core",
-          "naive or tiled where --d-model / --heads (", head, ") is neither 64 nor 128");
+  require(o.attention != Attention::tensor_core || has_tensor_core_kernels(head) ||
+              (o.dry_run && models_any_head(o.gpu)),
+          "--attention", "tensor-core", "naive or tiled where --d-model / --heads (", head,
+          ") is neither 64 nor 128");
   require(m.heads % m.kv_heads == 0, "--kv-heads", m.kv_heads, "a divisor of --heads (", m.heads, ")");
   const int batch = o.micro_batch_size, sequence = o.sequence_length;
   require(o.global_batch_size % batch == 0, "--global-batch-size", o.global_batch_size,

@@ -124,10 +124,7 @@ def roomy(gpu, folder, factors=(), flash=False):
     attention."""
     numbers = json.loads((PROFILES / f"{gpu}.json").read_text())
     numbers["memory_bytes"]["value"] = 1e15
-    for name in ("attention_64", "attention_128") if flash else ():
-        for way in ("forward", "backward"):
-            numbers[f"{name}_{way}"] = numbers[f"flash_{way}"]
-            numbers.pop("attention_blocks", None)  # its blocks are not ours
+    numbers["flash_attention"] = {"value": int(flash)}
     for name, factor in factors:
         numbers[name]["value"] *= factor
     profile = folder / f"{gpu}.profile"

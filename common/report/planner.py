@@ -64,6 +64,11 @@ CHOICES = {
 }
 
 
+# Of a table that plan --rows reads, and what of a layout here is in them.
+COLUMNS = {"gpus": "gpus", "tp": "tp", "cp": "cp", "pp": "pp", "dp": "dp", "ep": "ep", "zero-stage": "zero", "micro-batch-size": "mbs",
+           "sequence-parallel": "sp", "recompute": "recompute", "seq-len": "seq_len", "global-batch-size": "batch"}  # fmt: skip
+
+
 def table(plan, words, axes, entry, ep=1):
     """Nested lists: for each value of the first axis those of the others. An entry is made of what the
     planner says of the layout, None where it refuses it."""
@@ -71,14 +76,17 @@ def table(plan, words, axes, entry, ep=1):
     for values in itertools.product(*(CHOICES[axis] for axis in axes)):
         at = {"tp": 1, "cp": 1, "pp": 1, "zero": 0, "mbs": 1, "seq_len": 1024} | dict(zip(axes, values))
         dp = max(ep, at["replicas"] if "replicas" in at else at.get("several", 1) // at["cp"])
-        layout = "tp{tp} cp{cp} pp{pp} zero{zero} mbs{mbs}".format(**at) + f" dp{dp} ep{ep}"
-        layout += " sp" * at.get("sp", False) + " full" * (at.get("recompute") == "full")
-        rows.append(
-            f"{layout} | --seq-len {at['seq_len']} --global-batch-size {MICRO_BATCHES * at['mbs'] * dp}\n"
-        )
+        at |= {
+            "dp": dp,
+            "ep": ep,
+            "batch": MICRO_BATCHES * at["mbs"] * dp,
+            "sp": str(at.get("sp", False)).lower(),
+        }
+        at |= {"gpus": at["tp"] * at["cp"] * at["pp"] * at["dp"], "recompute": at.get("recompute", "none")}
+        rows.append(",".join(str(at[name]) for name in COLUMNS.values()))
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, "rows")
-        file.write_text("".join(rows))
+        file.write_text("\n".join([",".join(COLUMNS), *rows]) + "\n")
         said = map(json.loads, logs.output_of(plan, *words, "--rows", file).splitlines())
     entries = (None if "refusal" in layout else entry(layout) for layout in said)
 

@@ -142,7 +142,7 @@ def swept(path):
     with path.open() as file:
         return [
             {
-                "model": row["model"],
+                "model": row.get("model") or row.get("config") or "a model",
                 "gpus": int(row["gpus"]),
                 "layout": row["layout"],
                 "predicted": 1e3 * float(row["predicted_seconds"]),

@@ -34,6 +34,8 @@ void print_banner(const Options& options, const TokenData& data, int64_t paramet
   if (is_modelled()) {
     std::printf("time        modelled for %s GPUs; %s\n", modelled_gpu().c_str(),
                 is_dry_run() ? "a dry run: nothing is computed" : "the losses are computed");
+    if (PRECISION == 16 && options.attention != Attention::tensor_core)
+      print_lines("attention", slow_heads(m.head_size()));
   }
   std::printf("model       %s: %d layers, width %d, %d heads (%d kv), MLP %d, vocabulary %d: %s parameters\n",
               m.name.c_str(), m.layers, m.d_model, m.heads, m.kv_heads, m.d_ff, m.vocab_size,

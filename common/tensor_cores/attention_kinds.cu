@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "clock/device_profile.h"
 #include "device/cuda.h"
 #include "tensor_cores/attention_tiles.h"
 
@@ -72,6 +73,8 @@ bool can_run_tensor_core_attention() {
   return has_tensor_core_attention && (capability >= 8 || capability == cpu);
 }
 
+bool models_any_head(const std::string& gpu) { return load_profile(gpu).flash_attention > 0; }
+
 Attention fastest_attention(int head_size, double error) {
   if (error <= tensor_core_tolerance) return Attention::tensor_core;
   return head_size <= largest_tiled_head ? Attention::tiled : Attention::naive;
@@ -80,7 +83,7 @@ Attention fastest_attention(int head_size, double error) {
 Attention default_attention(int head_size, Attention on_cpu) {
   if (this_device().major == cpu) return on_cpu;
   double error = INFINITY;
-  if (can_run_tensor_core_attention() && (head_size == 64 || head_size == 128)) {
+  if (can_run_tensor_core_attention() && has_tensor_core_kernels(head_size)) {
     const Stream stream("check of tensor cores");
     error = tensor_core_error(head_size, stream);
     if (!(error <= tensor_core_tolerance)) {

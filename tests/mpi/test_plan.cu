@@ -186,16 +186,17 @@ TEST_CASE("07: the bubble of a coarse time is the note's", "[07][plan]") {
   const Plan late = Planner{base, 4, gpu}.plan(with_layout(base, "--compare", "pp4 zero1 mbs1 1f1b", 4));
   CHECK(late.parts[4].second / (late.parts[0].second + late.parts.back().second) ==
         Approx(3.0 / 32).epsilon(0.05));
+  CHECK(late.seconds > 32 * 4 * 42 * 1e-3);  // so many micro-batches, layers, and kernels of a layer
 }
 
 TEST_CASE("07: ranks on many nodes hold each other up", "[07][plan]") {
   if (!is_chosen()) return;
   const CombinedOptions base = options_of_model({"wide", 2, 4096, 64, 64, 8192, 32, 1e4, 1e-5}, 2048, 32);
   DeviceProfile gpu = load_profile("h100");
-  enum Part { tensor = 1, data = 5, host = 7 };
+  enum Part { tensor = 1, data = 5, host = 8 };
   const auto seconds = [&](const char* layout, int gpus, double contention, Part part) {
-    Planner planner = {base, gpus, gpu, {}, contention};
-    return planner.plan(with_layout(base, "--compare", layout, gpus)).parts[part].second;
+    gpu.contention = contention;
+    return Planner{base, gpus, gpu}.plan(with_layout(base, "--compare", layout, gpus)).parts[part].second;
   };
   CHECK(seconds("tp8", 8, 0.5, tensor) == seconds("tp8", 8, 0, tensor));
   CHECK(seconds("tp32", 32, 0.5, tensor) >= 2 * seconds("tp32", 32, 0, tensor));  // the root of four nodes
@@ -209,6 +210,65 @@ TEST_CASE("07: ranks on many nodes hold each other up", "[07][plan]") {
   CHECK(of_collective("tp8 pp2", 16, 0) == Approx(9 * of_collective("tp8", 8, 0)).epsilon(0.01));
   CHECK(of_collective("tp16 pp2", 32, 0.5) ==
         Approx((1 + 16 * std::sqrt(2)) * of_collective("tp8", 8, 0)).epsilon(0.01));
+}
+
+TEST_CASE("07: what a framework does otherwise", "[07][plan]") {
+  if (!is_chosen()) return;
+  DeviceProfile ours = load_profile("h100");
+  ours.link_latency = 0;
+  CombinedOptions base = options_of_model({"small", 8, 1024, 16, 8, 2816, 32768, 1e4, 1e-5}, 512, 64);
+  enum Part { compute, tensor, context, experts, bubble, data, optimizer, messages, host };
+  const auto plan = [&](const char* layout, const DeviceProfile& gpu) {
+    return Planner{base, 4, gpu}.plan(with_layout(base, "--compare", layout, 4));
+  };
+  const auto seconds = [&](const char* layout, const DeviceProfile& gpu, Part part) {
+    return plan(layout, gpu).parts[part].second;
+  };
+  DeviceProfile gpu = ours;
+  gpu.elementwise_passes = 3;  // the optimizer only moves
+  CHECK(seconds("dp4 zero1 mbs4", gpu, optimizer) ==
+        Approx(3 * seconds("dp4 zero1 mbs4", ours, optimizer)).epsilon(0.1));
+  CHECK(seconds("dp4 zero1 mbs4", gpu, compute) > 1.1 * seconds("dp4 zero1 mbs4", ours, compute));
+  gpu = ours, gpu.loss_bytes = 60;
+  const double logits = 64.0 / 4 * 512 * 32768, moved = (60 - 3 * sizeof(real)) * logits;
+  CHECK(seconds("dp4 zero1 mbs4", gpu, compute) - seconds("dp4 zero1 mbs4", ours, compute) ==
+        Approx(moved / gpu.memory_bandwidth / gpu.memory_achievable));
+  gpu = ours, gpu.gradient_bytes = sizeof(accum) / 2;
+  const Plan full = plan("dp4 zero0 mbs4", ours), half = plan("dp4 zero0 mbs4", gpu);
+  CHECK(2 * half.tensors()[Purpose::gradients] == full.tensors()[Purpose::gradients]);
+  gpu.exposed_sums = 1;
+  const double all =
+      2.0 * 3 / 4 * gpu.gradient_bytes * double(parameter_count(base.model)) / gpu.link_bandwidth;
+  CHECK(seconds("dp4 zero0 mbs4", gpu, data) == Approx(all).epsilon(0.02));  // nothing hides them
+  CHECK(seconds("tp4 mbs4", gpu, tensor) > 1.2 * seconds("tp4 mbs4", ours, tensor));
+  base.data_parallel.dp_sync = DpSync::naive;
+  CHECK(seconds("dp4 zero0 mbs4", ours, data) == Approx(2 * all).epsilon(0.02));  // after backward
+  gpu = ours, gpu.message_seconds = 1e-3;
+  CHECK(seconds("pp4 mbs4 1f1b", ours, messages) == 0);
+  CHECK(seconds("pp4 mbs4 1f1b", gpu, messages) == Approx(16 * 2 * 1e-3).epsilon(0.05));
+  CHECK(seconds("pp4 mbs4 interleaved2", gpu, messages) == Approx(16 * 4 * 1e-3).epsilon(0.05));
+  gpu.link_bandwidth = 1e9;
+  const double whole = seconds("tp2 pp2 mbs4 1f1b", gpu, messages);
+  gpu.split_messages = 1;
+  CHECK(seconds("tp2 pp2 mbs4 1f1b", gpu, messages) - 0.032 == Approx((whole - 0.032) / 2));
+  gpu = ours, gpu.equal_stages = 1;
+  base.model.vocab_size = 1 << 18;  // a head that costs as much as all layers
+  CHECK(plan("pp4 mbs4 1f1b", gpu).tensors()[Purpose::weights] >
+        plan("pp4 mbs4 1f1b", ours).tensors()[Purpose::weights]);
+}
+
+TEST_CASE("07: scores in memory are passes over them", "[07][plan]") {
+  if (!is_chosen()) return;
+  CombinedOptions base = options_of_model({"one", 1, 1024, 16, 16, 2816, 32, 1e4, 1e-5}, 4096, 1);
+  const DeviceProfile gpu = load_profile("h100");
+  const auto seconds = [&](Attention attention) {
+    base.attention = attention;
+    return Planner{base, 1, gpu}.plan(with_layout(base, "--compare", "mbs1", 1)).seconds;
+  };
+  const double scores = 16.0 * 4096 * 4096 * sizeof(real) / gpu.memory_bandwidth / gpu.memory_achievable;
+  const double more = seconds(Attention::naive) - seconds(Attention::tensor_core);
+  CHECK(more > 5 * scores);  // softmax has two passes, its gradient three; products write them, too
+  CHECK(more < 16 * scores);
 }
 
 TEST_CASE("07: a search keeps to what is asked", "[07][plan]") {
