@@ -16,7 +16,7 @@ closure-06 9185
 closure-07 12366
 product 17647
 stand-ins 5763
-other-C++ 20752
+other-C++ 20753
 '
 
 tests=$(realpath "$(dirname "$0")")
