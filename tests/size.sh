@@ -14,9 +14,9 @@ closure-04 8511
 closure-05 9264
 closure-06 9262
 closure-07 12458
-product 17899
+product 17898
 stand-ins 5763
-other-C++ 20915
+other-C++ 20916
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -32,6 +32,13 @@ cudaDeviceProp this_device() {
   return properties;
 }
 
+int largest_block_memory() {
+  int device = 0, bytes = 0;
+  CUDA_CHECK(cudaGetDevice(&device));
+  CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return bytes;
+}
+
 // Without a GPU, what follows is cpu/cuda/device.cc: there it is modelled.
 #ifndef CUDA_CPU
 

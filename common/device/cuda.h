@@ -42,6 +42,7 @@ double now();
 void advance_clock(double seconds);
 
 cudaDeviceProp this_device();  // says what this rank's device is and can do
+int largest_block_memory();    // shared, in bytes: 227 KiB on an H100, 99 on an A10, 64 on a T4
 
 // Peak of one device in FLOP/s, of products of such elements. Of a real GPU: its vendor's dense bf16 peak; 0
 // where it is not known, and for other elements.

@@ -38,14 +38,6 @@ inline Grid block_a_row(int64_t rows, int64_t elements) {
           static_cast<unsigned>(std::clamp<int64_t>((elements + 31) / 32 * 32, 32, threads_per_block))};
 }
 
-// Bytes of shared memory that a block may have: 227 KiB on an H100, 99 on an A10, 64 on a T4.
-inline int largest_block_memory() {
-  int device = 0, bytes = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return bytes;
-}
-
 // kernel<<<grid.blocks, grid.threads, 0, stream>>>(arguments...), spelled so that g++ can parse it, visible
 // in a trace, and with its cost. launch_with_memory gives each block `bytes` that its threads share.
 template <class... Parameters, class... Arguments>

@@ -3,7 +3,6 @@
 // these two and the naive kind. Arguments are those of kernels/attention.h.
 #pragma once
 
-#include "device/kernel.h"
 #include "kernels/attention.h"
 
 namespace pentatron {

@@ -379,6 +379,7 @@ void bench_attention() {
 // llm.c does.
 void bench_training() {
   const int tokens = 16384;
+  const double peak = peak_flops(sizeof(real));
   const std::vector<std::string> names = {"smollm-135m", "smollm-1.7b", "llama-3.2-1b"};
   // All of the models that a GPU trains have heads of 64.
   const std::string attention =
@@ -417,7 +418,7 @@ void bench_training() {
       const double of_attention = 6.0 * options.model.layers * options.model.d_model * sequence * a_second;
       std::printf("%12.0f %10.2f ", a_second, flops * 1e-12);
       for (const double counted : {flops, flops - of_attention}) {
-        peak_flops() > 0 ? std::printf("%6.1f %% ", 100 * counted / peak_flops()) : std::printf("%8s ", "-");
+        peak > 0 ? std::printf("%6.1f %% ", 100 * counted / peak) : std::printf("%8s ", "-");
       }
       std::printf("%12s\n", human_bytes(static_cast<double>(bytes)).c_str());
       std::fflush(stdout);
