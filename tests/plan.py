@@ -332,6 +332,12 @@ def check_answers(folder):
         f"{asked['layout']} takes {longer} ms longer: " in said and " ms more of tensor" in said,
         "and says so in a sentence",
     )
+    said = run(build / "plan", "-h").stdout
+    named = (" smollm-1.7b ", " h100-flash,", " dualpipe-v sp none ")
+    expect(
+        all(word in said for word in named) and "INT" not in said,
+        "--help names models, GPUs, words of layouts",
+    )
     check_command(words)
     check_heads(folder, words[2:])
     sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,

@@ -6,15 +6,15 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7386
+closure-01 7391
 closure-01-path 4368
-closure-02 8365
-closure-03 8546
-closure-04 8511
-closure-05 9264
-closure-06 9262
-closure-07 12458
-product 17898
+closure-02 8370
+closure-03 8551
+closure-04 8516
+closure-05 9269
+closure-06 9267
+closure-07 12463
+product 17917
 stand-ins 5763
 other-C++ 20916
 '

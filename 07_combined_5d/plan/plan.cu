@@ -91,17 +91,29 @@ Ranges read_ranges(const std::string& gpu) {
   }
 }
 
+std::string words_of_layouts() {
+  CombinedOptions any;
+  std::vector<std::string> words;
+  for (const LayoutNumber& number : numbers_of(any)) words.push_back(number.word + "N");
+  return join(words, " ") + ' ' + join(words_of(pp_schedule_names), " ") + " sp " +
+         join(words_of(recompute_names), " ");
+}
+
 Request parse(int argc, char** argv) {
   Request r;
   CLI::App app{
       "Finds the fastest layout of a run of 07 that fits, without a GPU. Options of model, batch and GPU "
       "(--model, --layers, --seq-len, --global-batch-size, --gpu, --experts ...) are those of 07."};
-  app.set_help_flag("--help", "print this text and end");
+  app.set_help_flag("-h,--help", "print this text and end");
+  app.set_version_flag("--version", version(), "print the version and the commit, and end");
+  app.footer(models_and_gpus() + "\n\nWords of layouts:\n  " + words_of_layouts());
   app.allow_extras();
   std::string config;
   double memory_bytes = 0;
-  app.add_option("--gpus", r.gpus, "GPUs [8]")->check(CLI::Range(1, 65536));
-  app.add_option("--top", r.top, "layouts that are shown [10]")->check(CLI::Range(1, 10000));
+  app.add_option("--gpus", r.gpus, "GPUs [8]")->type_name("N")->check(CLI::Range(1, 65536).description(""));
+  app.add_option("--top", r.top, "layouts that are shown [10]")
+      ->type_name("N")
+      ->check(CLI::Range(1, 10000).description(""));
   app.add_flag("--coarse", r.coarse, "times by formulas (coarse.h), without a dry run");
   app.add_option("--compare", r.compare, "layouts beside each other, such as \"tp2 dp4 zero1 mbs1\"")
       ->expected(1, 1000);
@@ -127,6 +139,8 @@ Request parse(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     throw HelpRequest(app.help());
+  } catch (const CLI::CallForVersion&) {
+    throw HelpRequest(app.version() + '\n');
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what());
   }

@@ -141,8 +141,12 @@ void declare_common(CommandLine& line, Options& o) {
   line.number("--sample", o.sample, 0, 1'000'000, "tokens of text that the trained model writes at the end");
 
   declare_device(line, o);
-  line.footer(table_of_presets() + "\nGPUs (--gpu, common/clock/profiles):\n  " +
-              names_in_tree("common/clock/profiles"));
+  line.footer(models_and_gpus());
+}
+
+std::string models_and_gpus() {
+  return table_of_presets() + "\nGPUs (--gpu, common/clock/profiles):\n  " +
+         names_in_tree("common/clock/profiles");
 }
 
 void declare_device(CommandLine& line, DeviceConfig& config) {

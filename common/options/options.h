@@ -47,6 +47,7 @@ struct Options : TrainingConfig, DeviceConfig {
 // Those of all programs; and of them those of the modelled GPU, which tools take, too.
 void declare_common(CommandLine& line, Options& options);
 void declare_device(CommandLine& line, DeviceConfig& config);
+std::string models_and_gpus();  // that options may name, for --help
 
 // Throws UsageError if sizes do not fit together.
 void check_sizes(const Options& options);
