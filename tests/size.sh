@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7391
+closure-01 7393
 closure-01-path 4368
-closure-02 8370
-closure-03 8551
-closure-04 8516
-closure-05 9269
-closure-06 9267
-closure-07 12463
-product 17917
+closure-02 8372
+closure-03 8553
+closure-04 8518
+closure-05 9271
+closure-06 9269
+closure-07 12465
+product 17919
 stand-ins 5763
-other-C++ 20916
+other-C++ 20917
 '
 
 tests=$(realpath "$(dirname "$0")")

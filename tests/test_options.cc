@@ -638,5 +638,6 @@ Pipeline parallelism: --pp-schedule --vpp --pp --show-schedule
 Context parallelism: --cp-layout --cp-exchange --ulysses
 Experts: --experts --top-k --shared-experts --balance --aux-loss --expert-buffer
 Communication: --timeout --link --ranks-per-node
-Models:)");
+Models:
+GPUs (--gpu, common/clock/profiles):)");
 }

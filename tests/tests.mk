@@ -119,7 +119,7 @@ hunt-%: #: a finished stage with three mistakes to find:  ID=you
 exam: #: the exam, on paper;  make exam-answers: the same with answers;  COURSE=2027s
 exam exam-answers:
 	@$(HOMEWORK) $@ $(GIVEN)
-course-hours: ## how long exercises take, as computed, and beside it what classes said;  IN=hours/
+course-hours: #: how long exercises take, as computed, and beside it what classes said;  IN=hours/
 	@$(HOMEWORK) course-hours $(GIVEN)
 grade: ## grade many:  IN=submissions/ OUT=grades.csv COURSE=2027s EXERCISES=03.1,paper ROSTER=FILE PAGES=TO
 grade: build/homework/no_programs.so $(if $(PAGES),build/python-report/ready)

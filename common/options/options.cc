@@ -145,14 +145,16 @@ void declare_common(CommandLine& line, Options& o) {
 }
 
 std::string models_and_gpus() {
-  return table_of_presets() + "\nGPUs (--gpu, common/clock/profiles):\n  " +
-         names_in_tree("common/clock/profiles");
+  std::string text = table_of_presets() + "\nGPUs (--gpu, common/clock/profiles):";
+  std::istringstream names(names_in_tree("common/clock/profiles"));
+  int number = 0;
+  for (std::string name; names >> name;) text += (number++ % 6 == 0 ? "\n  " : " ") + name;
+  return text;
 }
 
 void declare_device(CommandLine& line, DeviceConfig& config) {
   line.group("Modelled GPU (CPU build)");
-  line.words("--gpu", "NAME", config.gpu,
-             "the GPU: a name, see below, or a file like those in common/clock/profiles", "h100");
+  line.words("--gpu", "NAME", config.gpu, "a name of those below, or a file like those", "h100");
   line.flag("--dry-run", config.dry_run, "compute nothing: count memory and time alone");
 }
 

@@ -24,6 +24,12 @@ COMMON = ["--attention", "tensor-core", "--steps", "2", "--dry-run"]
 TERM = re.compile(r"(\w+)\(([\w-]+)\)")
 
 
+def fields_of(gpu):
+    """The fields of a shipped profile, those that it takes from another one included."""
+    own = json.loads((PROFILES / f"{gpu}.json").read_text())
+    return (fields_of(own["as"]) if "as" in own else {}) | own
+
+
 def percent(value):
     return f"{100 * value:.0f} %"
 
@@ -122,7 +128,7 @@ def roomy(gpu, folder, factors=(), flash=False):
     """A profile of this GPU with more memory than any run needs, so that what does not fit has numbers, too.
     (name, factor): what other numbers of it are multiplied by. flash: with FlashAttention-2 in place of our
     attention."""
-    numbers = json.loads((PROFILES / f"{gpu}.json").read_text())
+    numbers = fields_of(gpu)
     numbers["memory_bytes"]["value"] = 1e15
     numbers["flash_attention"] = {"value": int(flash)}
     for name, factor in factors:
@@ -134,7 +140,7 @@ def roomy(gpu, folder, factors=(), flash=False):
 
 def fits(run, gpu):
     """Whether each rank of the run needs no more than this GPU's memory."""
-    memory = json.loads((PROFILES / f"{gpu}.json").read_text())["memory_bytes"]["value"]
+    memory = fields_of(gpu)["memory_bytes"]["value"]
     return all(
         sum(r["measured"].values()) + r["libraries"]["estimated"] <= memory for r in run.summary["memory"]
     )

@@ -112,7 +112,8 @@ def calculator(plan, *given):
     words = [([*model, *others], 1) for model in models]
     words += [([*EXPERTS[0], *others], ep) for ep in EXPERTS[1]]
     profiles = sorted(pathlib.Path(__file__).parents[1].glob("clock/profiles/*.json"))
-    gpus = {path.stem: json.loads(path.read_text())["memory_bytes"]["value"] for path in profiles}
+    numbers = {path.stem: json.loads(path.read_text()) for path in profiles}  # but those of a framework alone
+    gpus = {name: of["memory_bytes"]["value"] for name, of in numbers.items() if "memory_bytes" in of}
     asked = {first[0]["gpu"]: first[0]["memory_bytes"]}
     tables = {"gpus": {**asked, **gpus, **asked}}  # the asked one stands first
     tables["model"] = first[0]["model"] if is_asked else "llama-3.1-8b"
