@@ -290,7 +290,7 @@ def in_class(markdown):
     weeks = r"^\| (\d+) \| (.*?) \| (.*?) \|"
     plan = re.search("^## Ten weeks$(.*?)^## ", book.read[COURSE], re.MULTILINE | re.DOTALL)[1]
     for week, before, taught in re.findall(weeks, plan, re.MULTILINE):
-        until = re.search(r", to \*(.*)\*", taught)
+        until = re.search(r", to \*(.*?)\*", before)
         for note in book.notes:
             stage, _, name = note.partition("/")
             if (

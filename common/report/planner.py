@@ -50,6 +50,7 @@ def models_of(given):
 # (below 0.01 GiB). The libraries' memory depends on whether there is more than one replica.
 MICRO_BATCHES = 8
 EXPERTS = (["--model", "llama-3.2-1b", "--experts", "8"], (1, 2, 4, 8))  # a model, over so many ranks
+MARGIN = 0.04  # of a GPU's memory, for fragments: plan.cu
 CHOICES = {
     "seq_len": [1024, 2048, 4096, 8192, 16384, 32768],
     "mbs": [1, 2, 4, 8],
@@ -113,7 +114,11 @@ def calculator(plan, *given):
     words += [([*EXPERTS[0], *others], ep) for ep in EXPERTS[1]]
     profiles = sorted(pathlib.Path(__file__).parents[1].glob("clock/profiles/*.json"))
     numbers = {path.stem: json.loads(path.read_text()) for path in profiles}  # but those of a framework alone
-    gpus = {name: of["memory_bytes"]["value"] for name, of in numbers.items() if "memory_bytes" in of}
+    gpus = {
+        name: (1 - MARGIN) * of["memory_bytes"]["value"]
+        for name, of in numbers.items()
+        if "memory_bytes" in of
+    }
     asked = {first[0]["gpu"]: first[0]["memory_bytes"]}
     tables = {"gpus": {**asked, **gpus, **asked}}  # the asked one stands first
     tables["model"] = first[0]["model"] if is_asked else "llama-3.1-8b"
