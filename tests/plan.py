@@ -131,7 +131,7 @@ def check_refusals(folder):
     (folder / "typo.json").write_text('{"as": "h100", "ranges": {"data": 1}}')
     for words in (["--gpus", 0], ["--model", "foo"], ["--compare", "tp3"], ["--compare", "fast"], ["--gpu", "x"],
                   ["--rows", folder / "none"], ["--json", folder / "none" / "x", "--coarse"],
-                  ["--gpus", 1, "--model", "llama-3.1-8b"], ["--bogus"],
+                  ["--gpus", 1, "--model", "llama-3.1-8b"], ["--gpus", 1, "--model", "llama-3.1-8b", "--max-memory", "1000GiB"], ["--bogus"],
                   ["--gpu", folder / "typo.json"], ["--only", "fast"], ["--tp", "8-x"], ["--tp", 3], ["--max-memory", "0"], ["--tokens", "2Q"], ["--price", 3],
                   ["--why", "tp3"], ["--config", folder / "none"], ["--zero-stage", 1], ["--ranks", 8], ["--save", folder / "x"], ["--show-mesh"],
                   ["--model", "llama-3.1-8b", "--compare", "dp8 zero0 mbs1"]):  # fmt: skip

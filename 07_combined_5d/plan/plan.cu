@@ -173,8 +173,9 @@ Request parse(int argc, char** argv) {
     r.model.insert(r.model.end(), {"--d-ff", std::to_string(r.base.model.d_ff)});
   if (has_sizes) name = !config.empty() ? config : given("--model") ? name + ", changed" : "a model";
   r.limit = text("the ", human_bytes(r.gpu.memory_bytes), " of a GPU less 4 % for fragments");
-  if (memory_bytes > 0) r.limit = human_bytes(memory_bytes);
-  r.gpu.memory_bytes = memory_bytes > 0 ? memory_bytes : (1 - margin) * r.gpu.memory_bytes;
+  r.gpu.memory_bytes =
+      memory_bytes > 0 ? std::min(memory_bytes, r.gpu.memory_bytes) : (1 - margin) * r.gpu.memory_bytes;
+  if (memory_bytes > 0) r.limit = human_bytes(r.gpu.memory_bytes);
   r.ranges = read_ranges(gpu);
   r.coarse |= !r.ranges.empty();  // another framework: 07 can't be asked about its steps
   if (r.base.ranks_per_node > 0) r.gpu.gpus_per_node = r.base.ranks_per_node;

@@ -21,7 +21,7 @@ $(if $(word 2,$(CURDIR)),$(error $(CURDIR): this path has a space; expected one 
 $(if $(filter-out help,$(or $(MAKECMDGOALS),all)),$(if $(shell test -w . || echo no),$(error $(CURDIR): cannot be written)))
 # In the shell of a Slurm job mpirun starts ranks by srun. Without one it would hang, so they start here.
 ifneq ($(and $(SLURM_JOB_ID),$(if $(shell command -v srun),,none)),)
-$(info SLURM_JOB_ID is set, but there is no srun: ranks start on this machine)
+$(shell echo "SLURM_JOB_ID is set, but there is no srun: ranks start on this machine" >&2)
 export HYDRA_LAUNCHER := fork
 export HYDRA_RMK := user
 endif

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "device/errors.h"
 #include "device/mapped_file.h"
