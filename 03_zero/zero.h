@@ -71,8 +71,8 @@ class Zero : public UnitHooks {
     }
   }
 
-  // Compute waits for the unit's weights. Stage 3 gathers them, and begins to gather the next unit's; after
-  // after_weights() their buffer is free.
+  // Compute waits until the unit's weights are whole. Stage 3 gathers them, and begins to gather those of the
+  // next unit in this pass. after_weights() frees their buffer.
   void before_weights(int unit, Pass pass) override {
     if (stage_ == 0 || !holds(unit)) return;
     if (stage_ == 3) {
@@ -90,7 +90,8 @@ class Zero : public UnitHooks {
 
   // ---- Gradients
 
-  // Stages 2 and 3: backward writes into a unit buffer, when its earlier gradients have been reduced.
+  // Stages 2 and 3: gives the unit a buffer. Compute waits until the earlier gradients in it have been
+  // reduced.
   void before_gradients(int unit) override {
     if (stage_ < 2 || !holds(unit)) return;
     const GradientBuffer& buffer = gradient_buffer(unit);
@@ -99,7 +100,7 @@ class Zero : public UnitHooks {
   }
 
   // Stages 2 and 3: adds each micro-batch's sum over the ranks to the own shard. Stages 0 and 1 sum once,
-  // after the last micro-batch. Then the copies sum their shards.
+  // after the last micro-batch. Then, in stages 1 to 3, the copies sum their shards.
   void after_gradients(int unit, bool last) override {
     if (group_.size(unit) == 0) return;
     accum* const all = group_.gradients(unit);

@@ -111,7 +111,8 @@ class TensorParallel : public TensorRegion {
     prefetched_ = x.data;
   }
 
-  // The rows of all ranks, for compute: those that prefetch_entered(x) gathers, or else gathered now.
+  // The rows of all ranks, which compute may read. They are gathered now, unless prefetch_entered(x) has
+  // begun.
   Tensor entered(Tensor x) override {
     if (!sequence_parallel_) return x;
     if (prefetched_ != x.data) {  // gather now: the compute stream may still read entered_

@@ -20,7 +20,8 @@
 //   gradient      receive_gradient; then     send_gradient, and the     gradient_sent, gradient_read
 //                 backward, in its place     weight gradients
 //
-// Where two neighbouring stages are on this rank, a copy takes the place of the message between them.
+// Where two neighbouring stages are on this rank, a copy takes the place of the message between them. So
+// gradient_read also waits for the copy of a gradient.
 //
 // Messages have four streams: {activations, gradients} x {in, out}. Each has a communicator of two ranks. The
 // host issues the whole list without waiting. Only events order the compute stream and these four.
@@ -163,7 +164,8 @@ class Pipeline {
     }
   }
 
-  // Forward of one chunk: compute waits until its input came and its output's memory is free.
+  // Forward of one chunk: compute waits until its input came and its output's memory is free. If the previous
+  // stage is on this rank, copies its output first.
   void compute_forward(const Instruction& i, const Batch& batch) {
     InFlight& f = in_flight(i);
     Activations& a = *f.activations;
@@ -177,12 +179,13 @@ class Pipeline {
     model_.forward(batch, a);
   }
 
-  // Backward in place of the gradient that came. Records who has read what: `used`, and, if weight gradients
-  // are not apart, gradient_read.
+  // Backward, in place of the gradient that came; in the last stage, from the loss. Then copies it to a
+  // previous stage on this rank. Records `used`, and at the end, unless weight gradients are apart,
+  // gradient_read.
   void compute_backward(const Instruction& i, const Batch& batch) {
     InFlight& f = in_flight(i);
     wait_event(compute_, f.gradient_came);
-    wait_event(compute_, f.gradient_sent);  // the last stage has no receive_gradient, which waits for it
+    wait_event(compute_, f.gradient_sent);  // as receive_gradient does; the last stage has none
     model_.backward(batch, *f.activations);
     if (!f.activations->range.embedding) input(i).used.record(compute_);
     if (const InFlight* previous = in_previous_stage(i)) {
@@ -210,7 +213,7 @@ class Pipeline {
 
   // ---- Messages: the stream waits, runs the message, and records an event when that is complete
 
-  // The output or the gradient, once compute has written it.
+  // Sends `output`, or the gradient in `d_residual`, once compute has written it.
   void send(const Instruction& i) {
     const Link& out = link(i);
     InFlight& f = in_flight(i);
@@ -220,7 +223,8 @@ class Pipeline {
     (gradient ? f.gradient_sent : f.output_sent).record(out.stream());
   }
 
-  // Into x, or into d_residual, when nobody needs what lies there. It does not wait for all of compute.
+  // These receive into x, or into d_residual, when its last reader is done: they wait for its events, not for
+  // all of compute.
   void receive_activation(const Instruction& i) {
     const Link& in = link(i);
     wait_event(in.stream(), input(i).used);  // by the earlier micro-batch's input gradient

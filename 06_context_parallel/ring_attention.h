@@ -43,7 +43,8 @@ class RingAttention : public AttentionByRank {
     round_to(t.out, out, compute);
   }
 
-  // g.d_q, g.d_k and g.d_v of this rank's rows. Keys and values hop as in forward, their sums once more.
+  // g.d_q, g.d_k and g.d_v of this rank's rows. Keys and values make ranks - 1 hops, as in forward. The sums
+  // of d_k and d_v make one more, home.
   void backward(const Blas& blas, AttentionShape shape, const AttentionTensors& t,
                 const AttentionGradients& g) override {
     const cudaStream_t compute = blas.stream();

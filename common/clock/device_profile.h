@@ -1,4 +1,4 @@
-// A GPU in some twenty numbers, and how long an operation would take on it. profiles/ has one JSON file for
+// A GPU in some thirty numbers, and how long an operation would take on it. profiles/ has one JSON file for
 // each GPU; each number there names its source. No CUDA here.
 #pragma once
 
@@ -42,7 +42,7 @@ struct DeviceProfile {
   double gradient_bytes;      // of an element that is kept and summed
   double exposed_sums;        // 1: sums over tensor and data ranks hide behind nothing
   double split_messages;      // 1: ranks with the same rows send a part of them each
-  double message_seconds;     // both ranks wait for a message so long, and while it is under way
+  double message_seconds;     // s that both ranks wait for a message, beside its transfer
   double loss_bytes;          // moved for each logit
   // Ranks on many nodes hold each other up: tensor ranks on n nodes wait n^contention times as long, and a
   // ring over n nodes has its bandwidth divided by (n / 2)^contention.

@@ -9,9 +9,10 @@
 
 namespace pentatron {
 
-// The path of a file of this tree, where the program is in build/CONFIGURATION.
+// The whole path of a file of this tree. The program is in the tree's build/CONFIGURATION.
 std::string in_tree(const std::string& path);
-// The files of a folder of this tree, without what follows a dot: "a100, b200, h100".
+// The names of a folder's files, sorted, without their last extension: "a100, b200". Empty if it can't be
+// read.
 std::string names_in_tree(const std::string& folder);
 
 class MappedFile {

@@ -20,7 +20,8 @@ bool models_any_head(const std::string& gpu);
 // A line about heads that others' kernels take, and ours do not; empty where ours do.
 inline std::string slow_heads(int size) {
   const std::string line =
-      " are slow here: kernels on tensor cores are for 64 and 128; --gpu h100-flash has others'";
+      " are slow here: kernels on tensor cores are for 64 and 128; --gpu h100-flash models "
+      "FlashAttention-2's";
   return has_tensor_core_kernels(size) ? "" : "heads of " + std::to_string(size) + line;
 }
 

@@ -1,5 +1,5 @@
-// The options of programs of several ranks: each stage adds those of its technique (its options.h), a struct
-// and a function that declares them on the command line; and all take those of communication.
+// What programs of several ranks add to options.h: the options of communication, and those of a technique.
+// Its stage has them in its own options.h: a struct, and a `declare` that puts them on the command line.
 #pragma once
 
 #include "options/options.h"

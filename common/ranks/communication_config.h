@@ -6,10 +6,9 @@
 namespace pentatron {
 
 struct CommunicationConfig {
-  double timeout = 300;  // seconds without progress after which the watchdog ends the run
-  // The modelled link between all ranks, such as "5us,50GB/s". Empty and 0: the modelled GPU's.
-  std::string link;
-  int ranks_per_node = 0;
+  double timeout = 300;    // seconds without progress after which the watchdog ends the run
+  std::string link;        // modelled, between all ranks, such as "5us,50GB/s"; empty: the GPU's
+  int ranks_per_node = 0;  // of a modelled node; 0: the GPU's
 };
 
 }  // namespace pentatron

@@ -38,12 +38,12 @@ class Peers {
   virtual std::vector<double> sum(const std::vector<double>& values) const { return values; }
   virtual std::vector<uint32_t> exclusive_or(const std::vector<uint32_t>& values) const { return values; }
   virtual std::vector<std::string> gather(const std::string& text) const { return {text}; }
-  // What has gone wrong on the first rank whose `words` are not empty; nothing, if all are. Rank 0 is told
-  // the words, the others that something has.
+  // Returns nothing if the `words` of all ranks are empty. Else rank 0 gets the first rank's that are not,
+  // and the others a line that refers to rank 0.
   virtual std::string first_fault(const std::string& words) const { return words; }
   // Where ranks differ that should not. A rank has a line "THING<tab>PART<tab>CONTENT" for each part of a
-  // thing that it has, and ranks that have the same part should have the same content. Rank 0 is told the
-  // first thing that is not the same, and who has what; the others that there is one.
+  // thing that it has, and ranks that have the same part should have the same content. Returns
+  // nothing, or, as first_fault does, the first thing that is not the same and who has what.
   virtual std::string difference(const std::string& /*lines*/) const { return {}; }
   virtual bool all_arrive(double /*seconds*/) const { return true; }  // a barrier that gives up: false
   virtual void end_all(int /*status*/) const {}
