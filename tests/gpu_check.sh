@@ -39,11 +39,11 @@ end_processes() {
 }
 part_name=
 sampler=
+trap '[ -z "$sampler" ] || kill $sampler 2> /dev/null' EXIT
 trap 'kill $! 2> /dev/null; end_processes "$part_name"; finish; exit 1' INT TERM
 
 # Puts what failed, and all parts, in front of the report.
 finish() {
-  [ -z "$sampler" ] || kill $sampler 2> /dev/null
   {
     echo "==== What failed"
     printf '%s' "$table" | grep -E ' s   (failed|not finished)' || echo "nothing"
@@ -73,6 +73,7 @@ part() {
   part_name=$2
   if grep -qxF -e "$part_name" "$passed"; then
     row "$part_name" 0 "passed before"
+    passes=$((passes + 1))
     return
   fi
   for word in "${@:3}"; do
@@ -142,7 +143,7 @@ build() {
 run_tests() {
   local several=''
   [ "$gpus" -ge 4 ] && [ -e build/cuda-fp32/mpi_tests ] || several='~[faults]~[mpirun]'
-  part "${2:-60}" "tests, $1" build/cuda-"$1"/tests "~[standin]~[program]~[.]$several"
+  part "${2:-60}" "tests, $1" build/cuda-"$1"/tests "~[standin]~[program]~[gpu]~[.]$several"
 }
 # run_mpi_tests SECONDS RANKS FOLDER FILTER; without MPICH's remarks about what an abort leaves behind.
 run_mpi_tests() { part "$1" "tests on $2 ranks, $3, $4" env UCX_LOG_LEVEL=error mpirun -n "$2" build/"$3"/mpi_tests "$4"; }
@@ -170,8 +171,8 @@ measure_pytorch() {
 
 mkdir -p "$(dirname "$report")"
 # What the parts that have passed depend on.
-sources="$(git log -1 --format='commit %h' 2> /dev/null || cat .mpich/commit) $(git diff HEAD 2> /dev/null | cksum) \
-  $(nvidia-smi --query-gpu=name --format=csv,noheader 2> /dev/null | sort -u)"
+sources="$(git log -1 --format='commit %h' 2> /dev/null || cat .mpich/commit) $({ git diff HEAD && git status --porcelain; } 2> /dev/null | cksum) \
+  $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null | sort -u)"
 [ "$sources" = "$(cat "$report.sources" 2> /dev/null)" ] || {
   rm -f "$report" "$report.passed"
   echo "$sources" > "$report.sources"
@@ -252,7 +253,7 @@ part 90 "attention with more blocks than run at once" build/cuda-bf16/tests '[gp
 part 40 "tests of 01, fp64" build/cuda-fp64/tests '[01]~[kernels]~[standin]~[program]~[mpirun]~[.]'
 part 40 "a step of each stage has the loss of 01, fp64" bash -c 'for program; do
     "$program" --steps 1 | awk -v name="$program" "\$1 == 1 && NF > 8 { print \$2, name }" || exit
-  done | tee /dev/stderr | awk "{ losses[\$1] } END { exit length(losses) != 1 || NR < 7 }"' \
+  done | awk "{ print; losses[\$1] } END { exit length(losses) != 1 || NR < 7 }"' \
   steps $(printf 'build/cuda-fp64/%s ' ${stages% experts})
 
 # Fast.
@@ -271,16 +272,15 @@ done
 for what in attention kernels profile; do part 30 "speed of $what, bf16" build/cuda-bf16/bench $what; done
 
 for precision in bf16 fp8 fp64 fp16; do run_tests $precision 45; done
-check memcheck bf16 '[kernels]' 30
-for tool in racecheck synccheck; do check $tool bf16 'attention on tensor cores*' 30; done
+check memcheck bf16 '[kernels]~[gpu]' 30
+for tool in racecheck synccheck; do check $tool bf16 'attention on tensor cores*~[gpu]' 30; done
 check racecheck fp8 'fp8*' 20
-[ "$pytorch" != True ] || measure_pytorch 150 2048
 
 # NCCL itself, on one card: DualPipe, then groups, the order of launches, connecting and destroying. Ranks that
 # share a card take turns, which is slow: the primer's smallest ring_all_reduce.h is two messages of each rank.
 # DualPipe and a file in a V did not end here once; the watchdog says which rank waits for which operation.
 if [ "$gpus" -lt 2 ]; then
-  pipeline="build/cuda-fp64/05_pipeline_parallel --pp-schedule" two="--steps 2 --timeout 20"
+  pipeline="build/cuda-fp64/05_pipeline_parallel --pp-schedule" two="--steps 2 --timeout 12"
   export NCCL_DEBUG=INFO NCCL_DEBUG_FILE=$report.nccl-%p
   on_one_card 25 2 $pipeline dualpipe $two
   on_one_card 25 2 $pipeline dualpipe --global-batch-size 8 --micro-batch-size 2 $two # the fewest: 4
@@ -297,6 +297,7 @@ if [ "$gpus" -lt 2 ]; then
   on_one_card 20 4 build/cuda-fp64/07_combined_5d --tp 2 --pp 2 --steps 2
   on_one_card 120 2 build/cuda-fp64/mpi_tests '[05]~[standin]~[.]'
 fi
+[ "$pytorch" != True ] || measure_pytorch 150 2048
 for kernel in tensor_core_forward tensor_core_backward quantise rmsnorm_backward; do
   part 25 "Nsight Compute of $kernel" ncu --target-processes all --kernel-name "regex:$kernel" --launch-count 1 \
     --clock-control none --section SpeedOfLight --section Occupancy build/cuda-fp8/01_single_gpu $real --global-batch-size 4
@@ -319,7 +320,7 @@ for queues in 4 32; do
   part 20 "$queues work queues" env CUDA_DEVICE_MAX_CONNECTIONS=$queues build/cuda-bf16/01_single_gpu $real --global-batch-size 8
 done
 run_tests fp32
-for precision in bf16 fp8 fp64; do check racecheck $precision '[kernels]'; done
+for precision in bf16 fp8 fp64; do check racecheck $precision '[kernels]~[gpu]'; done
 for stage in 03 04 05 06; do run_mpi_tests 90 2 cuda-fp64-mpi "[$stage]~[standin]~[.]"; done
 # All stages are in the command, so that the part is skipped where one was not built.
 part 180 "tests of the programs, fp64" bash -c '"$0" "[program]"' \

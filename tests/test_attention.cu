@@ -210,6 +210,12 @@ void require_close(const BlockData& got, const BlockData& want, Attention kind, 
   require_close(got.d_k, want.d_k, sum_of<Result>(terms * blocks, naive ? 5 + sums : 1 + rounded));
 }
 
+// Kernels with wide blocks run, though these few would not fill a GPU.
+struct AllBlocksAreEnough {
+  const double before = std::exchange(enough_blocks, 1);
+  ~AllBlocksAreEnough() { enough_blocks = before; }
+};
+
 bool same_bits(const BlockData& a, const BlockData& b) {
   return a.out == b.out && a.lse == b.lse && a.d_q == b.d_q && a.d_k == b.d_k && a.d_v == b.d_v;
 }
@@ -314,7 +320,7 @@ TEST_CASE("attention on tensor cores: blocks of a sequence", "[06][kernels]") {
   if (!can_run_tensor_core_attention()) return;
   CHECK(tensor_core_warps({1, 4096, 4096, 4096, {8, 2, 128}, true}, true) == 8);
   CHECK(tensor_core_warps({1, 4096, 4096, 4096, {4, 2, 128}, true}, true) == 4);  // would leave some idle
-  enough_blocks = 1;
+  const AllBlocksAreEnough also_wide_ones;
   Device device;
   Random random;
   for (const int size : {64, 128}) {
@@ -341,7 +347,6 @@ TEST_CASE("attention on tensor cores: blocks of a sequence", "[06][kernels]") {
   CHECK(cuda_cpu::row_reads().all > 0);
   CHECK(cuda_cpu::row_reads().with_conflicts == 0);
 #endif
-  enough_blocks = 132;
 }
 
 TEST_CASE("attention on tensor cores: the longest blocks begin first", "[01][kernels]") {
@@ -406,7 +411,7 @@ TEST_CASE("attention on tensor cores: backward repeats bit for bit", "[06][kerne
 #else
   constexpr int n = 200;  // emulated; a block has 96 or 128 keys
 #endif
-  enough_blocks = 1;
+  const AllBlocksAreEnough also_wide_ones;
   Device device;
   Random random;
   for (const int size : {64, 128}) {
@@ -428,26 +433,58 @@ TEST_CASE("attention on tensor cores: backward repeats bit for bit", "[06][kerne
       require_close<real>(got, want, Attention::tensor_core, block);
     }
   }
-  enough_blocks = 132;
+}
+
+// How far a row of a head is off at most: over its own length and that of a row in the mean. The first 128
+// rows of each sequence are left out: they see few keys, their elements cancel, and other tests have them.
+double worst_row(const HostMatrix& got, const HostMatrix& want, int rows_of_sequence, int size) {
+  const auto length = [&](const HostMatrix& m, int64_t row, int64_t first) {
+    double sum = 0;
+    for (int64_t j = first; j < first + size; ++j) sum += m(row, j) * m(row, j);
+    return std::sqrt(sum);
+  };
+  HostMatrix off = got;
+  double mean = 0, worst = 0;
+  for (size_t i = 0; i < off.values.size(); ++i) {
+    off.values[i] -= want.values[i];
+    mean += want.values[i] * want.values[i];
+  }
+  mean = std::sqrt(mean * size / want.values.size());
+  for (int64_t row = 0; row < want.rows; ++row) {
+    for (int64_t first = 0; row % rows_of_sequence >= 128 && first < want.columns; first += size) {
+      const double share = length(off, row, first) / (length(want, row, first) + mean);
+      worst = share <= worst ? worst : share;  // also NaN
+    }
+  }
+  return worst;
 }
 
 // An H100 has 264 places for blocks. More of them, in several sections, wait for a place and for turns.
-TEST_CASE("attention on tensor cores: more blocks than a GPU runs at once", "[06][.gpu]") {
-  if (this_device().major < 8) return;  // emulated it would take hours
+// (Emulated, that would take an hour: so there are few.)
+TEST_CASE("attention on tensor cores: more blocks than a GPU runs at once", "[06][kernels][gpu]") {
+  if (!can_run_tensor_core_attention()) return;
+#ifndef CUDA_CPU
+  constexpr int sequences = 4, n = 4096, heads = 8, kv_heads = 2;
+#else
+  constexpr int sequences = 1, n = 512, heads = 2, kv_heads = 1;
+#endif
   Device device;
   Random random;
   for (const int size : {64, 128}) {
-    const AttentionBlock block = {4, 4096, 4096, 4096, {8, 2, size}, true};
+    const AttentionBlock block = {sequences, n, n, n, {heads, kv_heads, size}, true};
     const BlockData before(block, random);
     BlockData tiled = before, first = before;
-    device_attention<real>(device, Attention::tiled, block, tiled, false);
     device_attention<real>(device, Attention::tensor_core, block, first, false);
-    require_close<real>(first, tiled, Attention::tensor_core, block);
     for (int repeat = 0; repeat < 3; ++repeat) {
       BlockData again = before;
       device_attention<real>(device, Attention::tensor_core, block, again, false);
-      REQUIRE(same_bits(again, first));
+      CHECK(same_bits(again, first));
     }
+    device_attention<real>(device, Attention::tiled, block, tiled, false);
+    CHECK(worst_row(first.out, tiled.out, block.queries, size) < 0.01);
+    CHECK(worst_row(first.d_q, tiled.d_q, block.queries, size) < 0.01);
+    CHECK(worst_row(first.d_k, tiled.d_k, block.keys, size) < 0.01);
+    CHECK(worst_row(first.d_v, tiled.d_v, block.keys, size) < 0.01);
   }
 }
 
