@@ -70,8 +70,8 @@ setup: #: install what is missing, for this BACKEND; run, test and others do so,
 	@:
 clean: #: remove build/
 	rm -rf build
-help: #: this list;  W=tests: all lines with this word, and with what a target takes
-	@awk -v word="$(W)" -f common/build/help.awk Makefile tests/tests.mk
+help: #: this list;  W=tests: all lines with this word; W=all: all lines, and with what a target takes
+	@awk -v 'word=$(call quoted,$(W))' -f common/build/help.awk Makefile tests/tests.mk
 	@echo "BACKEND=cpu|cuda PRECISION=fp32|fp64|bf16|fp16|fp8 SANITIZE=thread|address V=1"
 
 # The planner plans in bf16.

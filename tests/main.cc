@@ -104,6 +104,9 @@ std::string runner::counts() {
 int main(int argc, char** argv) {
   if (const char* const file = std::getenv("TEST_TIMES")) times = file;
   unsetenv("TEST_TIMES");  // tests start programs like this one
+  const char* const given = std::getenv("TEST_NUMBER");
+  const std::string number = given == nullptr ? "" : given;
+  unsetenv("TEST_NUMBER");  // nobody else is to know it
   runner::start(&argc, &argv);
   std::vector<const char*> arguments(argv, argv + argc);
   if (runner::has_ranks()) arguments.insert(arguments.end(), {"--out", "/dev/null"});
@@ -119,7 +122,7 @@ int main(int argc, char** argv) {
                 << "' looks everywhere, and names the nearest\n";
     }
     if (skipped > 0) std::cout << skipped << " skipped\n";
-    if (const char* const number = std::getenv("TEST_NUMBER")) std::cout << number << '\n';
+    if (!number.empty()) std::cout << number << '\n';
     std::cout << runner::counts() << std::endl;
   }
   runner::finish();

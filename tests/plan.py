@@ -207,6 +207,11 @@ def check_rows(folder):
                   "--global-batch-size", 64, "--coarse", "--compare", "tp4 pp2 mbs2 zero1 1f1b sp full")[0]  # fmt: skip
     expect(len(said) == len(rows) and abs(said[-1]["seconds"] / one["step_seconds"] - 1) < 1e-9 and done.stderr == "",
            f"a row is its layout, all options are said: {done.stderr}")  # fmt: skip
+    few = folder / "few.csv"  # as a spreadsheet may write it
+    few.write_bytes(b"\xef\xbb\xbfgpus,tp\r\n8,2\r\n\r\n6,4\r\n")
+    of_few = run(build / "plan", *options, "--rows", few).stdout.splitlines()
+    expect(len(of_few) == 2 and json.loads(of_few[0]).get("seconds", 0) > 0 and "divisor of the number of ranks, 6" in of_few[1],
+           f"dp is what a row leaves, a layout that cannot be is refused: {of_few}")  # fmt: skip
     done = run(build / "plan", "--rows", table)
     expect(done.stderr.count("\n") == 1 and "does not say vocab-size, seq-len:" in done.stderr, f"what rows do not say is printed once: {done.stderr.strip()}")  # fmt: skip
     # Rows that are exactly predicted, of which one did not fit, one is not known.

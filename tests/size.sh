@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7393
-closure-01-path 4368
-closure-02 8372
-closure-03 8553
-closure-04 8518
-closure-05 9271
-closure-06 9269
-closure-07 12465
-product 17919
+closure-01 7395
+closure-01-path 4370
+closure-02 8373
+closure-03 8555
+closure-04 8520
+closure-05 9276
+closure-06 9271
+closure-07 12473
+product 17948
 stand-ins 5763
-other-C++ 20917
+other-C++ 20961
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -528,6 +528,10 @@ TEST_CASE("01: a wrong profile of a GPU ends with one line and status 2", "[01][
   refused(with("3.35e+12, \"unit\": \"B/s\"", "3350, \"unit\": \"GB/s\""),
           "a number \"value\" above 0 for \"memory_bandwidth\" in this file; its \"unit\", where there is "
           "one, is B/s");
+  for (const char* const words : {R"({"as": 5})", R"({"as": "h100", "name": ""})"})
+    refused(folder.write("gpu.json", words), "\"name\" and \"as\" to be words");
+  refused(folder.write("gpu.json", R"({"as": "h100", "gpus_per_node": {"value": 0.5}})"),
+          "a number \"value\" above 0, whole and at most 1048576, for \"gpus_per_node\"");
   check_refused(folder, "--gpu '" + folder.write("gpu.json", R"({"as": "h99"})") + "'", "--gpu: ");
   check_refused(folder, "--dry-run --sample 5", "--sample: 5 is not valid; ");
 }

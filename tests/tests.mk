@@ -105,7 +105,7 @@ clangd: #: compile_flags.txt: what clangd asks for, of this build
 HOMEWORK = python3 tests/homework/homework.py
 # What the command line says; a variable of the shell, or of this Makefile, is none of it.
 GIVEN = $(foreach name,ID HUNT LEVEL STAGES EXERCISES COURSE TO IN OUT ROSTER PAGES,$(if $(filter command,\
-  $(origin $(name))),$(name)='$($(name))'))
+  $(origin $(name))),$(name)='$(call quoted,$($(name)))'))
 grade-%: ## what you wrote of stage 03: points, and what is wrong;  hint-03.2  races-03  paper-03  submit-03
 	@$(HOMEWORK) grade-stage $* $(GIVEN)
 races-% paper-% hint-% submit-%:

@@ -75,7 +75,7 @@ class Planner:
             profile, table = self.given, self.table
         else:
             profile.write_text(json.dumps(self.profile(fit)))
-            lines = self.table.read_text().splitlines()
+            lines = lines_of(self.table)
             table.write_text("".join(lines[n - 1] + "\n" for n in [1] + [row["line"] for row in rows]))
         done = subprocess.run([self.plan, "--gpu", profile, *self.options, "--rows", table], capture_output=True, text=True)  # fmt: skip
         if done.returncode != 0:
@@ -117,7 +117,7 @@ class Planner:
                     factors[name] **= 0.5
         # Where memory was measured: the GPU has as much less as their runs keep more.
         kept = [row["memory"] / 1e9 / float(row["memory_gb"]) for row in rows
-                if row.get("memory_gb") not in (None, "", "0") and row.get("pp", "1") == "1"]  # fmt: skip
+                if float(row.get("memory_gb") or 0) > 0 and row.get("pp", "1") == "1"]  # fmt: skip
         return fit | (
             {"memory_bytes": statistics.median(kept) * self.own["memory_bytes"]["value"]} if kept else {}
         )
@@ -175,9 +175,16 @@ def judge(rows):
               f"{statistics.mean(known):12.2f} {min(known):10.2f} {statistics.mean(picks):12.3f}")  # fmt: skip
 
 
+def lines_of(path):
+    """As plan --rows counts them."""
+    return pathlib.Path(path).read_text("utf-8-sig", errors="replace").replace("\r", "").split("\n")
+
+
 def read_rows(path):
     """The measured rows, and those that were out of memory."""
-    lines = pathlib.Path(path).read_text().splitlines()
+    if not pathlib.Path(path).is_file():
+        raise Refused(f"{path} is no file")
+    lines = lines_of(path)
     rows, oom = [], []
     for number, row in enumerate(csv.DictReader(lines), 2):
         said = row.get("seconds") or row.get("tokens_per_second_per_gpu") or ""
@@ -191,8 +198,10 @@ def read_rows(path):
             }
             if said != "oom" and float(said) <= 0:
                 continue
+            if not all(math.isfinite(float(x)) for x in (said, row.get("memory_gb") or 0) if x != "oom"):
+                raise ValueError
         except (KeyError, ValueError):
-            raise Refused(f"{path}, row {number}: expected gpus, and seconds or tokens_per_second_per_gpu: a number or oom") from None  # fmt: skip
+            raise Refused(f"{path}, row {number}: expected gpus, and seconds or tokens_per_second_per_gpu: a number or oom; memory_gb is a number, too") from None  # fmt: skip
         row["model"] = " ".join(row[name] for name in SIZES if row.get(name)) or "as said"
         (oom if said == "oom" else rows).append(row)
     if len(rows) < 20:
@@ -280,6 +289,6 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     try:
         main(*sys.argv[1:])
-    except (Refused, OSError) as error:
+    except (Refused, OSError, csv.Error) as error:
         print(f"calibrate: {error}", file=sys.stderr)
         sys.exit(2)

@@ -85,7 +85,9 @@ CombinedOptions parse_model(const std::vector<std::string>& words) {
 Ranges read_ranges(const std::string& gpu) {
   const MappedFile file("--gpu", profile_path(gpu));
   try {
-    return nlohmann::json::parse(file.text()).value("ranges", Ranges());
+    const auto json = nlohmann::json::parse(file.text());
+    return json.contains("as") && !json.contains("ranges") ? read_ranges(json["as"])
+                                                           : json.value("ranges", Ranges());
   } catch (const nlohmann::json::exception& error) {
     throw UsageError("--gpu", gpu, text("other \"ranges\": ", error.what()));
   }
@@ -400,6 +402,7 @@ std::vector<std::string> words_of(const Request& r, const std::vector<std::strin
   for (size_t i = 0; i < columns.size(); ++i) {
     const std::string &name = columns[i], &cell = cells[i], option = "--" + name;
     if (cell.empty() || cell == "false" || std::ranges::count(no_options, name) > 0) continue;
+    require(name != "help" && name != "version", option, cell, "a column that is an option of a run");
     if (name == "config") {
       ModelConfig sizes = {};
       read_model_config(option, cell, sizes);
@@ -416,22 +419,27 @@ std::vector<std::string> words_of(const Request& r, const std::vector<std::strin
 void print_rows(const Request& r) {
   std::istringstream file{std::string(MappedFile("--rows", r.rows).text())};
   std::string line;
-  const std::vector<std::string> columns = std::getline(file, line) ? cells_of(line) : cells_of("");
-  say_what_is_missing(r, columns);
+  std::getline(file, line);
+  if (line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);  // a byte-order mark
+  const std::vector<std::string> columns = cells_of(line);
   const auto of_gpus = std::ranges::find(columns, "gpus") - columns.begin();
   for (int number = 2; std::getline(file, line); ++number) {
+    if (line.empty() || line == "\r") continue;
     const std::vector<std::string> cells = cells_of(line);
     CombinedOptions o;
-    const int gpus = of_gpus < std::ssize(cells) ? std::atoi(cells[of_gpus].c_str()) : 0;
+    int gpus = 0;
     try {
-      require(gpus > 0, "gpus", gpus, "how many, in each row");
+      const std::string said = of_gpus < std::ssize(cells) ? cells[of_gpus] : "";
+      const char* const end = said.data() + said.size();
+      require(std::from_chars(said.data(), end, gpus).ptr == end && gpus > 0 && gpus <= 65536, "gpus", said,
+              "how many, in each row");
       o = parse_model(words_of(r, columns, cells));
-      if (o.dp == 0) o.dp = std::max(1, gpus / std::max(1, o.tp * o.cp * o.pipeline.pp));
     } catch (const UsageError& error) {
       throw UsageError(text("--rows: ", r.rows, ", row ", number, ": ", error.what()));
     }
     Json row;
     try {
+      o.dp = mesh_shape(o, gpus).dp;
       const Plan p = Planner{o, gpus, r.gpu}.plan(o);
       row = {{"seconds", p.seconds}, {"kind", kind_of(p, r.gpu)}, {"memory", p.memory()}};
       row["stages"] = {p.stages.front(), p.stages.back()}, row["libraries"] = p.libraries;
@@ -442,6 +450,7 @@ void print_rows(const Request& r) {
     }
     std::printf("%s\n", row.dump().c_str());
   }
+  say_what_is_missing(r, columns);
 }
 
 }  // namespace

@@ -7,6 +7,8 @@ PRECISION ?= fp32
 NCCL ?= $(if $(filter cpu,$(BACKEND)),mpi,nccl)
 PRECISIONS := fp64 fp32 bf16 fp16 fp8
 
+# $(call quoted,TEXT): between single quotes, for the shell.
+quoted = $(subst ','\'',$(1))
 # $(call check,NAME,valid values): an unknown value ends make with one line.
 check = $(if $(filter-out $(2),$($(1))),$(error $(1): $($(1)) is not valid; expected $(2)))
 $(call check,BACKEND,cpu cuda)

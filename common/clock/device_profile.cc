@@ -17,6 +17,7 @@ struct Field {
   double DeviceProfile::*value;
   const char* unit;
   bool may_be_none = false;  // 0, or not in the file
+  int whole_up_to = 0;       // a whole number, at most this
   bool must_be_positive() const { return std::string_view(unit) != "s" && !may_be_none; }  // a divisor
 };
 constexpr Field fields[] = {
@@ -38,7 +39,7 @@ constexpr Field fields[] = {
     {"attention_128_backward", &DeviceProfile::attention_128_backward, "share"},
     {"flash_forward", &DeviceProfile::flash_forward, "share"},
     {"flash_backward", &DeviceProfile::flash_backward, "share"},
-    {"flash_attention", &DeviceProfile::flash_attention, "number", true},
+    {"flash_attention", &DeviceProfile::flash_attention, "number", true, 1},
     {"attention_blocks", &DeviceProfile::attention_blocks, "number", true},
     {"kernel_seconds", &DeviceProfile::kernel_seconds, "s"},
     {"launch_seconds", &DeviceProfile::launch_seconds, "s"},
@@ -48,16 +49,16 @@ constexpr Field fields[] = {
     {"link_bandwidth", &DeviceProfile::link_bandwidth, "B/s"},
     {"network_latency", &DeviceProfile::network_latency, "s"},
     {"network_bandwidth", &DeviceProfile::network_bandwidth, "B/s"},
-    {"gpus_per_node", &DeviceProfile::gpus_per_node, "number"},
+    {"gpus_per_node", &DeviceProfile::gpus_per_node, "number", false, 1 << 20},
     {"ll_bandwidth", &DeviceProfile::ll_bandwidth, "B/s", true},
     {"layer_product_seconds", &DeviceProfile::layer_product_seconds, "s", true},
     {"elementwise_passes", &DeviceProfile::elementwise_passes, "number", true},
-    {"unfused_attention", &DeviceProfile::unfused_attention, "number", true},
-    {"mlp_matrices", &DeviceProfile::mlp_matrices, "number", true},
-    {"equal_stages", &DeviceProfile::equal_stages, "number", true},
-    {"gradient_bytes", &DeviceProfile::gradient_bytes, "B", true},
-    {"exposed_sums", &DeviceProfile::exposed_sums, "number", true},
-    {"split_messages", &DeviceProfile::split_messages, "number", true},
+    {"unfused_attention", &DeviceProfile::unfused_attention, "number", true, 1},
+    {"mlp_matrices", &DeviceProfile::mlp_matrices, "number", true, 2},
+    {"equal_stages", &DeviceProfile::equal_stages, "number", true, 1},
+    {"gradient_bytes", &DeviceProfile::gradient_bytes, "B", true, 4},
+    {"exposed_sums", &DeviceProfile::exposed_sums, "number", true, 1},
+    {"split_messages", &DeviceProfile::split_messages, "number", true, 1},
     {"message_seconds", &DeviceProfile::message_seconds, "s", true},
     {"loss_bytes", &DeviceProfile::loss_bytes, "B", true},
     {"contention", &DeviceProfile::contention, "number", true},
@@ -129,12 +130,20 @@ std::string profile_path(const std::string& gpu) {
 }
 
 DeviceProfile load_profile(const std::string& gpu) {
-  const std::string path = profile_path(gpu.empty() ? "h100" : gpu);
-  const std::string names = "one of " + names_in_tree(profiles);
+  const std::string path = profile_path(gpu.empty() ? "h100" : gpu), shipped = names_in_tree(profiles);
+  const std::string names =
+      shipped.empty() ? "a name, where the program is in its tree" : "one of " + shipped;
   const MappedFile file("--gpu", path, names + "; or, like " + example + ", ");
   const auto json = nlohmann::json::parse(file.text(), nullptr, /*allow_exceptions=*/false);
   require(json.is_object(), "--gpu", gpu, "numbers like those of ", example);
-  const bool has_base = json.contains("as") && json["as"].is_string();
+  const auto is_word = [&](const char* field) {
+    const auto word = json.find(field);
+    return word == json.end() ||
+           (word->is_string() && !word->get<std::string>().empty() &&
+            std::ranges::none_of(word->get<std::string>(), [](unsigned char c) { return c < 32; }));
+  };
+  require(is_word("name") && is_word("as"), "--gpu", gpu, "\"name\" and \"as\" to be words");
+  const bool has_base = json.contains("as");
   for (const auto& [name, value] : json.items())
     require(std::ranges::count(fields, name, &Field::name) + std::ranges::count(other_fields, name) > 0,
             "--gpu", gpu, "the fields of common/clock/profiles/h100.json; there is no field ",
@@ -153,8 +162,11 @@ DeviceProfile load_profile(const std::string& gpu) {
                            (*found)["value"].is_number() &&
                            (!found->contains("unit") || (*found)["unit"] == field.unit);
     const double value = is_number ? (*found)["value"].get<double>() : -1;
-    require(is_number && value >= 0 && (value > 0 || !field.must_be_positive()), "--gpu", gpu,
-            "a number \"value\" ", field.must_be_positive() ? "above 0" : "of 0 or more", " for \"",
+    const bool is_whole = value <= field.whole_up_to && value == std::floor(value);
+    require(is_number && value >= 0 && (value > 0 || !field.must_be_positive()) &&
+                (field.whole_up_to == 0 || is_whole),
+            "--gpu", gpu, "a number \"value\" ", field.must_be_positive() ? "above 0" : "of 0 or more",
+            field.whole_up_to > 0 ? text(", whole and at most ", field.whole_up_to, ",") : "", " for \"",
             field.name, "\" in this file; its \"unit\", where there is one, is ", field.unit);
     profile.*field.value = value;
   }

@@ -146,7 +146,7 @@ class Communicator {
     trace::Operation operation_;
   };
 
-  const TrafficByOperation& traffic() const { return traffic_; }
+  TrafficByOperation traffic() const { return traffic_; }
   void reset_traffic() { traffic_.clear(); }
 
  private:

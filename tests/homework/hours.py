@@ -55,7 +55,9 @@ def course_hours(stages, source=None, say=print):
     known = {n: e for stage in stages.values() for n, e in stage.exercises.items()}
     took, bad = {}, 0
     source = pathlib.Path(source) if source else None
-    files = [] if source is None else [source] if source.is_file() else sorted(source.glob("*.csv"))
+    files = []
+    if source is not None:
+        files = [source] if source.is_file() else sorted(f for f in source.glob("*.csv") if f.is_file())
     if source is not None and not files:
         raise UsageError(f"IN: {source} has no *.csv; expected a table of hours, or a folder of them")
     for path in files:

@@ -140,14 +140,17 @@ MAY_CALL = re.compile(
 )
 
 
-def objects_of(stage, numbers):
+def objects_of(stage, numbers, races=False):
     """The object files, in a folder of builds, that have the machine code of these exercises: those of a file
-    with kernels, or of the program that includes a header, and what else of the stage may include it."""
+    with kernels, or of the program that includes a header, and what else of the stage may include it; and those
+    of the probe, which no build for races has."""
     files = {e.file for e in stage.exercises.values() if e.file.startswith(stage.program)}
     for exercise in (stage.exercises[number] for number in numbers):
         program = stage.runs[exercise.runs[0]].program
         main = f"{program}/main.cu" if program == stage.program else f"{stage.program}/{program}.cu"
         files.add(exercise.file if exercise.file.endswith(".cu") else main)
+    if not races:
+        files.add(f"tests/homework/probes/{stage.number}.cu")
     return sorted(f"objects/{file}.o" for file in files if file.endswith(".cu"))
 
 

@@ -292,9 +292,11 @@ def exercise_of(stage, mutant):
 
 
 # What a body may call is a closed list (observe.MAY_CALL). It does not know these words: what is no call, what
-# the primer of 02 calls itself, and what makes it forget its traffic. Words that begin with __ are the
-# compiler's.
-FORBIDDEN = set("asm _Pragma extern import module main printf fflush stdout reset_traffic".split())
+# the primer of 02 calls itself, what makes it forget its traffic, and what ends a program with a text. Words
+# that begin with __ are the compiler's.
+FORBIDDEN = set(
+    "asm _Pragma extern import module main printf fflush stdout reset_traffic HelpRequest CommandLine".split()
+)
 CHECK_SECONDS = 2
 
 

@@ -162,7 +162,7 @@ class Grader:
         """{object file: what it calls} of the clean tree, where the stage's bodies are."""
 
         def work():
-            names = objects_of(stage, stage.exercises)
+            names = objects_of(stage, stage.exercises, races)
             build(Machine(ROOT), names, races)
             return {name: calls_of(Machine(ROOT), name, races) for name in names}
 
@@ -173,7 +173,7 @@ class Grader:
         ends the process, prints, or reaches a file or another's counters is called."""
         return [
             call
-            for name in objects_of(stage, bodies)
+            for name in objects_of(stage, bodies, races)
             for call in calls_of(sandbox, name, races)
             if call not in self.calls(stage, races)[name] and not MAY_CALL.match(call)
         ]
@@ -200,7 +200,7 @@ class Grader:
         try:
             with sources.grafted(sandbox, stage, bodies):
                 programs = {stage.runs[name].program for name in runs}
-                build(sandbox, programs.union(objects_of(stage, bodies)), races)
+                build(sandbox, programs.union(objects_of(stage, bodies, races)), races)
                 if self.check_words and (calls := self.foreign(sandbox, stage, bodies, races)):
                     return {n: [f"refused: {calls[0]} is not allowed in a body", {}, []] for n in runs}
                 for name in runs:
