@@ -263,8 +263,7 @@ int64_t elements_of(Purpose purpose, const MemoryBytes& before) {
 
 // Elements that this rank has sent or reduced so far, and calls.
 inline Traffic traffic(const Communicator& ranks, const std::string& operation) {
-  const auto found = ranks.traffic().find(operation);
-  return found == ranks.traffic().end() ? Traffic{} : found->second;
+  return ranks.traffic()[operation];
 }
 
 }  // namespace pentatron::probes
