@@ -366,6 +366,12 @@ def check_answers(folder):
         "by a coarse time" in said and "8 of 10 are in" in said,
         "a GPU as another framework uses it, and how sure that is",
     )
+    at_80 = f"stty cols 80; {build / 'plan'} --coarse --compare 'dp8 zero2'"
+    said = run("script", "-qc", at_80, "/dev/null").stdout.split("layout", 2)[-1].splitlines()[:3]
+    expect(
+        "8 zero2" in said[2] and " compute" in said[1] and max(map(len, said)) <= 80,
+        f"a table is as wide as the terminal: {said}",
+    )
     (folder / "slow.json").write_text('{"as": "h100", "memory_achievable": {"value": 0.1}}')
     seconds = [
         planned(folder, *words, "--gpu", gpu, "--compare", "dp16")[0]["step_seconds"]

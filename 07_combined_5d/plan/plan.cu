@@ -1,10 +1,13 @@
 // The planner: which layout of a run on so many GPUs fits, how fast it is, and why. It needs no GPU. It knows
 // the layouts (layouts.h) and roughly how long a step of each takes (coarse.h); then it asks the program
 // about the best (dry_run.h).
+#include <sys/ioctl.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <ranges>
 
 #include "checkpoint/checkpoint_folder.h"
 #include "dry_run.h"
@@ -229,17 +232,25 @@ void print_header(const Request& r) {
       m.remarks.c_str(), r.base.attention == Attention::tiled ? slow_heads(m.head_size()).c_str() : "");
 }
 
+// Has as many parts of a step as there is room for in the terminal; a pipe has room for all.
 void print_plans(const Request& r, const std::vector<Plan>& plans) {
-  std::printf("%-52s %9s %10s %11s %6s   ms of a step, %s\n%-52s %9s %10s %11s %6s", "layout", "memory",
-              "step", "tokens/s", "MFU",
-              r.coarse ? "by a coarse time" : "by dry runs; of each axis, what no kernel hides", "", "GiB",
-              "ms", "a GPU", "%");
-  for (const auto& [name, seconds] : plans.front().parts) std::printf(" %9s", name.c_str());
+  winsize terminal = {};
+  const bool is_terminal = ioctl(STDOUT_FILENO, TIOCGWINSZ, &terminal) == 0 && terminal.ws_col > 0;
+  int longest = 6;
+  for (const Plan& p : plans) longest = std::max(longest, static_cast<int>(layout_of(p.options).size()));
+  const int room = is_terminal ? std::max(0, (terminal.ws_col - longest - 40) / 10) : 100;
+  const auto shown = [&](const Plan& p) { return p.parts | std::views::take(room); };
+  std::printf("%-*s %9s %10s %11s %6s", longest, "layout", "memory", "step", "tokens/s", "MFU");
+  if (room >= 6)
+    std::printf("   ms of a step, %s",
+                r.coarse ? "by a coarse time" : "by dry runs; of each axis, what no kernel hides");
+  std::printf("\n%-*s %9s %10s %11s %6s", longest, "", "GiB", "ms", "a GPU", "%");
+  for (const auto& [name, seconds] : shown(plans.front())) std::printf(" %9s", name.c_str());
   std::printf("%s\n", r.ranges.empty() ? "" : "   8 of 10 are in, ms");
   for (const Plan& p : plans) {
-    std::printf("%-52s %9.1f %10.1f %11.0f %6.1f", layout_of(p.options).c_str(), p.memory() / (1 << 30),
-                p.seconds * 1e3, tokens_per_second(r, p), 100 * mfu(r, p));
-    for (const auto& [name, seconds] : p.parts) std::printf(" %9.1f", seconds * 1e3);
+    std::printf("%-*s %9.1f %10.1f %11.0f %6.1f", longest, layout_of(p.options).c_str(),
+                p.memory() / (1 << 30), p.seconds * 1e3, tokens_per_second(r, p), 100 * mfu(r, p));
+    for (const auto& [name, seconds] : shown(p)) std::printf(" %9.1f", seconds * 1e3);
     if (const auto range = range_of(r, p)) std::printf("   %.1f-%.1f", (*range)[0] * 1e3, (*range)[1] * 1e3);
     std::printf("\n");
   }
