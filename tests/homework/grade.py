@@ -80,7 +80,7 @@ def told(verdict, hint):
     """The verdict with what a probe says of the body, if it does. That takes half of the points, whatever the
     runs show: who knows how to make a run look right does not know what a probe asks."""
     if hint:
-        lose(verdict, "its runs look right, and it is wrong")
+        lose(verdict, "its runs look right, but its probe finds a mistake")
         verdict.hint, verdict.words = hint, f"{verdict.words}. A hint: make hint-{verdict.exercise}"
     return verdict
 
@@ -251,7 +251,9 @@ def hint(stages, number, level=None, say=print):
     if number not in stage.exercises:
         raise UsageError(f"hint: {number!r} is not valid; expected {', '.join(stage.exercises)}")
     core = stage.exercises[number].core
-    level, levels = level or ("1" if core else "3"), "1, 2, 3" if core else "3"
+    taken = taken_hints()
+    level = level or str(min(3, int(taken.get(number, 0)) + 1) if core else 3)  # the next one
+    levels = "1, 2, 3" if core else "3"
     if level not in levels.split(", "):
         raise UsageError(f"LEVEL: {level!r} is not valid; expected {levels} for {number}")
     if level == "3":
@@ -261,6 +263,5 @@ def hint(stages, number, level=None, say=print):
         cause = core["look" if level == "1" else "ask"]
         say(f"{cause}\n\nhint {level} of 3; the next one: make hint-{number} LEVEL={int(level) + 1}")
     if cause and not cause.endswith("is not written yet") and sources.read_note().get("kind") == "write":
-        taken = taken_hints()
         taken[number] = max(level, taken.get(number, level))
         sources.put(ROOT / HINTS, "".join(f"{n} {taken[n]}\n" for n in sorted(taken)))

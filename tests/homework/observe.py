@@ -504,6 +504,7 @@ def in_words(differs, seen, reference):
                 for name, here in differs.items()
                 if name.startswith("calls")
             )
-            + "; nothing else differs: the host waits, or compute does more" * (list(differs) == ["seconds"])
+            + "; nothing else differs: the host waits, compute waits too early, or compute does more"
+            * (list(differs) == ["seconds"])
         )
     return "right" if is_right(differs) else "steps are missing"
