@@ -14,7 +14,7 @@ closure-04 8520
 closure-05 9276
 closure-06 9271
 closure-07 12473
-product 17948
+product 17951
 stand-ins 5763
 other-C++ 20960
 '
