@@ -2,7 +2,6 @@
 // checks of the options, and data parallelism or ZeRO for each parameter group.
 #pragma once
 
-#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,7 +47,7 @@ void fold_world(const CombinedOptions& options, World& world);
 inline bool show_pictures(const CombinedOptions& options, const Peers& peers) {
   const MeshShape shape = mesh_shape(options, peers.ranks());
   const bool first = peers.rank() == 0;
-  if (first && options.show_mesh) std::cout << draw_mesh(shape);
+  if (first && options.show_mesh) show_mesh(shape);
   if (first && options.pipeline.show_schedule)
     show_schedule(options.pipeline, micro_batches_of_a_rank(options, shape.dp));
   return options.show_mesh || options.pipeline.show_schedule;

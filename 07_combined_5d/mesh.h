@@ -116,6 +116,7 @@ inline MeshShape mesh_shape(const CombinedOptions& options, int ranks) {
 }
 
 std::string draw_mesh(const MeshShape& shape);  // the picture of --show-mesh (workbench/draw_mesh.cu)
+void show_mesh(const MeshShape& shape);         // prints it
 
 // coordinates_of, when the groups agree with it; else it ends all ranks.
 inline MeshCoordinates checked_coordinates(const MeshShape& shape, int rank) {

@@ -16,7 +16,7 @@ closure-06 9271
 closure-07 12473
 product 17959
 stand-ins 5763
-other-C++ 20960
+other-C++ 21008
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -1,5 +1,6 @@
 // The picture of --show-mesh: a row for each rank, with its coordinates and its groups.
 #include <iomanip>
+#include <iostream>
 #include <sstream>
 
 #include "../mesh.h"
@@ -31,5 +32,7 @@ std::string draw_mesh(const MeshShape& shape) {
   }
   return text.str() + "\n";
 }
+
+void show_mesh(const MeshShape& shape) { std::cout << draw_mesh(shape); }
 
 }  // namespace pentatron

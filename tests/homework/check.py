@@ -458,16 +458,22 @@ def judges(stages):
     finish = "after finish_gradient_sync() compute does not wait"
     guilty = [n for n in ("02.4", "02.5") if not grade.names_another(stages["02"], n, finish)]
     expect(guilty == ["02.5"], f"who wrote finish_gradient_sync() is guilty of it: {guilty}")
-    for hints, blamed in ((["", "no", "", "other"], [2]), (["", "a", "a", "b"], [2, 3]), ([""] * 4, [1])):
+    for hints, wrong, blamed in (
+        (["", "no", "", "other"], 1, [2]),
+        (["", "no", "", "other"], 0, [1, 2, 3]),  # the probes alone see it
+        (["", "a", "a", "b"], 1, [2, 3]),
+        ([""] * 4, 1, [1]),
+    ):
         verdicts = [
-            grade.Verdict(f"03.{n}", "", 10, 0, "wrong", hint, wrong=1) for n, hint in enumerate(hints, 1)
+            grade.Verdict(f"03.{n}", "", 10, 0, "wrong", hint, wrong=wrong) for n, hint in enumerate(hints, 1)
         ]
         verdicts.append(grade.Verdict("03.5", "", 10, 10))
         grade.blame(stages["03"], verdicts)
         found = [int(v.exercise[3:]) for v in verdicts if not v.because]
         right = [v.points == 10 for v in verdicts]
         expect(
-            found == [*blamed, 5] and right == [*(bool(any(hints) and not hint) for hint in hints), True],
+            found == [*blamed, 5]
+            and right == [*(bool(wrong and any(hints) and not hint) for hint in hints), True],
             f"with the hints {hints} 03.{blamed} is to blame: {[v.line() for v in verdicts]}",
         )
 

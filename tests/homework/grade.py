@@ -109,7 +109,7 @@ def blame(stage, verdicts):
     for program in {run.program for run in stage.runs.values()}:
         runs = {v.exercise: stage.runs[stage.exercises[v.exercise].runs[0]] for v in verdicts}
         mine = [v for v in verdicts if runs[v.exercise].program == program and not v.because]
-        wrong = [v for v in mine if v.wrong]
+        wrong = [v for v in mine if v.wrong or v.hint]
         if not wrong:
             continue
         first = next((v for v in mine if v.hint), None) or max(wrong, key=lambda v: v.wrong)

@@ -43,6 +43,10 @@ void check_gradients(bool alone) {
     for (int step = 0; step < 2; ++step) {
       const std::string with =
           text("--dp-sync ", to_string(sync), step == 0 ? ": " : ", step 2, with what step 1 has left: ");
+      const std::string places =
+          sync == DpSync::bucket
+              ? "the first bucket ends where the array ends, another one where the one before it began"
+              : "each sum (ncclSum) is in place, of the elements of its unit";
       write(compute, all.data, std::vector<accum>(all.size(), untouched));
       for (int unit = units - 1; unit >= 0; --unit) hooks.after_gradients(unit, false);
       tell_alike(!data.traffic().empty(), with,
@@ -52,10 +56,7 @@ void check_gradients(bool alone) {
         accum* const of_unit = group->gradients(unit);
         busy(compute);
         write(compute, of_unit, sum.values(rank, group->size(unit), of_unit - all.data));
-        doing(with, "after_gradients(", unit, ")",
-              (sync == DpSync::bucket
-                   ? ": the first bucket ends where the array ends, another one where the one before it began"
-                   : ""));
+        doing(with, "after_gradients(", unit, "): ", places);
         const std::vector<trace::Interval> backward = ran();
         for (const trace::Interval& i : backward)
           tell_if(last_sum != 0 && i.waited_for == last_sum, here(), with,
@@ -82,8 +83,10 @@ void check_gradients(bool alone) {
       if (alone) {
         const size_t sent = traffic(data, "all_reduce").elements, begin = all.size() - sent;
         const std::vector<accum> sums = at(all);
-        tell(sum.wrong(with + "the end of the gradients, which after_gradients() has summed",
-                       std::span(sums.data() + begin, sent), begin));
+        const std::string wrong =
+            sum.wrong(with + "the end of the gradients, which after_gradients() has summed",
+                      std::span(sums.data() + begin, sent), begin);
+        tell(wrong.empty() ? "" : wrong + "; " + places);
         data.reset_traffic();
         break;
       }
@@ -166,7 +169,8 @@ TEST_CASE("02.2: ring reduce-scatter", "[02.2]") {
   const int n = ranks.ranks(), rank = ranks.rank();
   for (const size_t size : {size_t(3 * n), size_t(3 * n + 1)}) {
     const Sum sum;
-    const mpi_tests::Array<accum> data(sum.values(rank, size)), scratch(std::vector<accum>(size, untouched));
+    const std::vector<accum> mine = sum.values(rank, size);
+    const mpi_tests::Array<accum> data(mine), scratch(std::vector<accum>(size, untouched));
     doing("ring_reduce_scatter(): in each step a rank receives the part that the previous one sends");
     ring_reduce_scatter(data.data(), size, scratch.data(), ranks);
     const auto [begin, of_part] = ring_part(rank, n, size);
@@ -176,8 +180,10 @@ TEST_CASE("02.2: ring reduce-scatter", "[02.2]") {
       wrong += ": a rank adds to another part than the one that came";
     for (int p = 0; p < n && !wrong.empty(); ++p) {
       const RingPart other = ring_part(p, n, size);
-      if (p != rank && sum.wrong("", at(data.data() + other.begin, other.size), other.begin).empty())
-        wrong += text("; complete is ", part_of(p));
+      const std::vector<accum> is = at(data.data() + other.begin, other.size);
+      if (p != rank && sum.wrong("", is, other.begin).empty()) wrong += text("; complete is ", part_of(p));
+      if (p == (rank + n - 1) % n && wrong.ends_with("nothing was added to it") && is[0] != mine[other.begin])
+        wrong += text(", but to ", part_of(p), ", which is sent first");
     }
     tell(wrong);
     tell_traffic(ranks, "reduce-scatter", size);

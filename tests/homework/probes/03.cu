@@ -1,5 +1,5 @@
 // Probes of stage 03.
-// ranks: 3
+// ranks: 4
 #include <map>
 
 #include "03_zero/zero.h"
@@ -51,9 +51,9 @@ struct Shards {
     }
   }
   // The units of which something was gathered or reduced since the last call, as bits.
-  int64_t units_in(const std::string& operation, Communicator& ranks) const {
-    const int64_t elements = traffic(ranks, operation).elements;
-    ranks.reset_traffic();
+  int64_t units_in(const std::string& operation) {
+    const int64_t elements = traffic(shard_ranks, operation).elements;
+    shard_ranks.reset_traffic();
     return elements / smallest;
   }
 };
@@ -113,7 +113,7 @@ void check_weights(bool used_by_passes) {
     // A call may gather these two units (-1: none), and with `must` both are whole behind it.
     const auto gathers = [&](const std::string& call, int use, int next, bool must) {
       const int allowed = (use < 0 ? 0 : 1 << use) | (next < 0 ? 0 : 1 << next);
-      const int64_t bits = s.units_in("all_gather", s.shard_ranks);
+      const int64_t bits = s.units_in("all_gather");
       if (stage < 3) return;
       std::string wrong;
       for (const int unit : held) {
@@ -133,10 +133,12 @@ void check_weights(bool used_by_passes) {
       for (const int unit : {use, next}) {
         if (!must || unit < 0 || std::ranges::find(held, unit) != held.end()) continue;
         const bool old = std::ranges::find(before_update, unit) != before_update.end();
+        tell_alike(old, here(), s.with, unit_names[unit],
+                   " is not gathered again: a buffer has it from before the update, and weights_changed() "
+                   "marks both as stale");
         tell_alike(
             true, here(), s.with, call, "does not gather ", unit_names[unit],
-            (old ? ", which a buffer has from before the update: weights_changed() marks both as stale"
-             : unit == next
+            (unit == next
                  ? ", which is next: a gather that begins when its weights are needed hides behind nothing"
                  : ", which is used now"));
       }
@@ -164,10 +166,10 @@ void check_weights(bool used_by_passes) {
     const auto note_use = [&](const std::string& name, int unit, const real* weights,
                               const trace::Interval& reads) {
       const trace::Interval& own = gathered[unit];
-      tell_if(
-          reads.begin < own.end, here(), s.with, name,
-          " does not wait until the unit is gathered: it waits for `gathered`, which is recorded behind the "
-          "gather, on the gather's stream");
+      tell_if(reads.begin < own.end, here(), s.with, name,
+              " does not wait until the unit is gathered: it waits for weights_came, which is recorded "
+              "behind the "
+              "gather, on the gather's stream");
       for (int other = 0; other < units; ++other)
         tell_if(
             reads.waited_for != 0 && reads.waited_for == gathered[other].id && gathered[other].end > own.end,
@@ -176,7 +178,7 @@ void check_weights(bool used_by_passes) {
       const auto [user, until] = used[weights];
       tell_if(user != unit && own.begin < until, here(), s.with, unit_names[unit],
               " is gathered into a buffer in which compute still reads ", unit_names[user],
-              ": a wait for its event is missing");
+              ": it waits for `free`, which after_weights() records on the stream of compute");
     };
     std::vector<std::tuple<std::string, int, const std::span<real>*>> uses;
     const auto use = [&](int step, int unit, Pass pass) {
@@ -217,7 +219,7 @@ void check_weights(bool used_by_passes) {
       s.zero->weights_changed();
       note_gathers(ran(), "weights_changed(): ", -1);
       before_update = std::exchange(held, {});
-      const int64_t bits = s.units_in("all_gather", s.shard_ranks);
+      const int64_t bits = s.units_in("all_gather");
       tell_alike(stage < 3 && bits != (1 << units) - 1, here(), s.with, "weights_changed() gathers ",
                  names_of(bits), ", and a rank needs all other ranks' shards");
       tell_alike(stage == 3 && bits != 0, here(), s.with, "weights_changed() gathers ", names_of(bits),
@@ -277,9 +279,11 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           accumulate({term.data, gradient.sum.rows, gradient.sum.columns}, gradient, s.compute);
           const Time adds = time_of(ran(), "", "compute");
           tell_if(adds.begin < reduced_until[gradient.sum.data], with, "before_gradients", call,
-                  "does not wait, and backward writes into memory that is still being reduced");
+                  "does not wait, and backward writes into memory that is still being reduced: `free` is "
+                  "recorded "
+                  "behind the last operation that reads it");
           doing(s.with, copies > 1 ? "sum_copies" : "after_gradients", call,
-                copies > 1 ? "of the own shard, which is in own_gradients" : "");
+                copies > 1 ? text("of own_gradients, ", s.group().shard_size(unit), " elements") : "");
           // In step 0 the reduce-scatter is the latest, then the sum of the copies; in step 1 compute is.
           for (int i = 0; i < 3 && step == 0; ++i) busy(s.shard_ranks.stream());
           for (int i = 0; i < 2 && step == 0; ++i) busy(s.replicate_ranks.stream());
@@ -300,18 +304,23 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
                     "after_gradients", call,
                     "waits for the sum of the copies of the unit before: that sum has a stream of its own, "
                     "so that the next reduce-scatter need not wait");
+            tell_if(
+                i.name == "accumulate_kernel" && i.begin < reduces.end, with, "after_gradients", call,
+                "adds the sum of this micro-batch, and does not wait for the reduce-scatter that makes it");
           }
           for (const trace::Interval& i : log) {
             if (i.stream == "replicate") sum_before = i.id;
           }
-          const int64_t bits = s.units_in(operation, s.shard_ranks);
+          const int64_t bits = s.units_in(operation);
           tell_alike(stage < 2 && !last && bits != 0, with, "after_gradients", call,
                      "reduces, and only the last micro-batch of a step may: a sum would be summed again");
-          const int64_t summed = s.units_in("all_reduce", s.replicate_ranks);
+          const int64_t summed = traffic(s.replicate_ranks, "all_reduce").elements,
+                        own = s.group().shard_size(unit);
+          s.replicate_ranks.reset_traffic();
           tell_alike(!last && summed != 0, with, "after_gradients", call,
                      "sums the copies, and may after the last one only: their sum would be summed again");
-          tell_alike(last && copies > 1 && summed != 1 << unit, with, "sum_copies", call, "sums ",
-                     names_of(summed), " over the copies, and not the ", "own shard of ", unit_names[unit]);
+          tell_alike(last && copies > 1 && summed != own, with, "sum_copies", call, "sums ", summed,
+                     " elements over the copies, and should ", own, ", those of the own shard");
           tell_alike(stage >= 2 && bits != 1 << unit, with, "after_gradients", call, "reduces ",
                      names_of(bits), " and not ", unit_names[unit],
                      ": two unit buffers have no room to add up micro-batches first");
@@ -344,6 +353,6 @@ TEST_CASE("03.3: gradients", "[03.3]") {
   check_gradients({0, 1, 2, 3}, mpi_tests::ranks());
   doing("right alone");
 }
-TEST_CASE("03.3, 03.5: the sum of the copies", "[03.3][03.5]") { check_gradients({1, 2, 3}, 1); }
+TEST_CASE("03.3, 03.5: the sum of the copies", "[03.3][03.5]") { check_gradients({1, 2, 3}, 2); }
 
 }  // namespace pentatron::probes

@@ -77,6 +77,10 @@ TEST_CASE("05.1: the order of 1F1B", "[05.1]") {
   for (const auto& [p, m] : {std::pair(2, 4), std::pair(3, 5), std::pair(4, 2)}) {
     for (int k = p - 1; k >= 0; --k) tell_order("1F1B", one_f_one_b(p, m, k), p, m, 1, k, p - k);
   }
+  tell_alike(
+      nth(Action::input_gradient, 0, 2, 2).chunk != 1,
+      "nth(input_gradient, 0, p = 2, v = 2) is of chunk 0, and should be of 1: each action but forward "
+      "is a backward, and backward begins at the last chunk");
   tell_order("with_warm_up(), v = 2", with_warm_up(2, 4, 2, 4, Action::backward), 2, 4, 2, 0, 5);
 }
 
@@ -102,6 +106,7 @@ TEST_CASE("05.3: ZB-H1", "[05.3]") {
 
 TEST_CASE("05.4: messages", "[05.4]") {
   const std::tuple<PpSchedule, int, int, int> schedules[] = {{PpSchedule::one_f_one_b, 3, 4, 1},
+                                                             {PpSchedule::one_f_one_b, 3, 1, 1},
                                                              {PpSchedule::interleaved, 2, 4, 2},
                                                              {PpSchedule::zb_h1, 3, 4, 1},
                                                              {PpSchedule::zb_v, 2, 4, 2}};
@@ -324,11 +329,17 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
             "does not wait until its gradient came");
   tell_wait(false, Action::send_gradient, &in_flight.gradient_sent,
             "overwrites a gradient that is still being sent: it has to wait for gradient_sent");
-  const cudaStream_t in = stream(stream_of(Action::receive_activation));
   const double end = pass(false).end;
-  if (in) wait_event(in, p.input(f).used);
-  tell_if(in && busy_time(in).begin < end, here(),
-          "compute_backward() reads its input last, so it records `used`, and that behind the backward pass");
+  const std::tuple<Action, Event*, const char*> records[] = {
+      {Action::receive_activation, rank > 0 ? &p.input(f).used : nullptr,
+       "reads its input last, so it records `used`, and that behind the backward pass"},
+      {Action::receive_gradient, &in_flight.gradient_read,
+       "reads the gradient last, so a whole backward records gradient_read, and that at its end"}};
+  for (const auto& [of, event, why] : records) {
+    const cudaStream_t user = stream(stream_of(of));
+    if (user) wait_event(user, *event);
+    tell_if(user && busy_time(user).begin < end, here(), "compute_backward() ", why);
+  }
 }
 
 }  // namespace pentatron::probes

@@ -221,7 +221,8 @@ struct Ring {
     attention = std::make_unique<RingAttention>(options, layout, context, 1);
     with = "rank " + number(context.rank()) + ", " + to_string(layout) + ": ";
   }
-  double written = 0;  // before a pass compute writes the keys
+  double written = 0;         // before a pass compute writes the keys
+  std::ptrdiff_t zeroed = 0;  // matrices, in backward: d_q, and its part of d_k and d_v in each step
   // Rows of this rank's tokens: `value` at the token's position, or all zeros.
   Tensor rows(double value) {
     HostMatrix all(batch * own, sequence);
@@ -266,10 +267,11 @@ struct Ring {
 
   // Who does not wait, or waits for too much, in virtual time, in which kernels are slow or hops are.
   // `written`: when compute had the keys; `used`: when it goes on after the pass.
-  std::string wrong_wait(bool backward) const {
+  std::string wrong_wait(bool backward) {
     busy(device.stream);
     const std::vector<trace::Interval> log = ran();
     const double used = time_of(log, "busy_kernel", "test").begin;
+    zeroed = std::ranges::count(log, "memset", &trace::Interval::name);
     const std::string wrong = wrong_wait(Steps(log, n, backward, false), backward, used);
     return wrong.empty() || wrong_wait(Steps(log, n, backward, true), backward, used).empty() ? "" : wrong;
   }
@@ -313,17 +315,19 @@ struct Ring {
   std::string wrong_times(const std::string& what, double found, int q, int k, double once) const {
     if (std::isnan(found))
       return what + ": NaN: " +
-             (what.ends_with("out") ? "a block reads keys or values that no hop has brought"
-              : what.ends_with("d_q")
-                  ? "blocks add to d_q, which nobody has zeroed"
-                  : "a block adds to its part, which nobody has zeroed in this step, or a "
-                    "hop sends a buffer that nobody has filled");
+             (what.ends_with("out")   ? "a block reads keys or values that no hop has brought"
+              : what.ends_with("d_q") ? "blocks add to d_q, which nobody has zeroed"
+              : zeroed < 2 * n + 1    ? "a block adds to its part, which nobody has zeroed in this step"
+                                      : "a hop sends sums from a buffer that nobody has filled");
     const double times = found / once;
     if (once == 0 ? found == 0 : std::abs(times - 1) < 1e-9) return "";
     if (k > q)
       return what + ": " + query(q) + " meets " + key(k) +
              ", which comes after it: visible_block() says what of a block is seen, from which query on";
     std::string how = std::abs(times) < 1e-9 ? "never" : text(times, " times");
+    if (how == "never" && (what.ends_with("d_k") || what.ends_with("d_v")))
+      how += ": a part was lost: each hop of the sums sends those to which compute has just added";
+    if (std::abs(times - n) < 1e-9) return what + ": " + query(q) + " meets " + key(k) + " in every step";
     if (times > 1.5) how += ": its part of the step before is still there, or a part is added in two steps";
     return what + ": " + query(q) + " meets " + key(k) + " " + how;
   }
@@ -341,7 +345,11 @@ TEST_CASE("06.4: the ring in forward", "[06.4]") {
             ": forward(): in each step but the last one each rank sends on the keys that came, also those "
             "that none of its queries "
             "sees");
+      const MemoryBytes before = memory_in_use();
       const AttentionTensors t = ring.forward(q, q, v);
+      const int64_t taken = elements_of<real>(Purpose::communication, before);
+      tell_if(taken > 0, ring.with, "forward() takes memory for ", taken,
+              " elements more: two buffers are enough, one to read and one to fill");
       const std::string waits = ring.wrong_wait(false);
       const HostMatrix out = ring.device.download(t.out), lse = ring.device.download(t.lse);
       std::string wrong = waits;

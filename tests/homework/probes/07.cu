@@ -128,7 +128,11 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
         hooks->finish_gradient_sync();
         CUDA_CHECK(cudaDeviceSynchronize());
         const Shard shard = parameters.shards()[0];
-        tell(sum.wrong(with + "the sum of gradients", at(shard.gradients, shard.size()), shard.begin));
+        std::string wrong =
+            sum.wrong(with + "the sum of gradients", at(shard.gradients, shard.size()), shard.begin);
+        if (stage > 0 && wrong.ends_with("again"))
+          wrong += ": ZeRO's second communicator has the ranks with the same shard in other copies";
+        tell(wrong);
         if (stage < 3) continue;
         Communicator& ranks = group == dense_group ? mesh.gradients : mesh.expert_gradients;
         int64_t size = 0;
@@ -216,7 +220,7 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
     const std::string call = dispatch ? "dispatch" : "combine";
     doing(call,
           ": a message of rows * d elements for each (rank, expert) that has rows, in the same order on both "
-          "sides; sent is [experts], came is [ranks, own experts]");
+          "sides; expert e is on rank e / own; sent is [experts], came is [ranks, own experts]");
     dispatch ? exchange.dispatch(host, permuted, dispatched) : exchange.combine(host, dispatched, permuted);
     const Time travels = time_of(ran(), "", "experts");
     tell_if(travels.begin < written, here(), call,
@@ -226,7 +230,7 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
     exchange.await_rows();
     tell_if(
         busy_time(compute, shortest_kernel).begin < travels.end, here(), call,
-        ": after await_rows() compute does not wait until the rows are there: `arrived` is recorded behind "
+        ": after await_rows() compute does not wait until the rows are there: arrived_ is recorded behind "
         "the messages, on the experts' stream");
     const std::vector<real> is = at(to);
     wrong.clear();
