@@ -357,6 +357,16 @@ def check_answers(folder):
     said = run(build / "plan", "--coarse", "--config", folder / "tied.json", *words[2:]).stdout.splitlines()
     expect("1.50G parameters" in said[0] and said[1].startswith("its head is the embedding, which makes 1.24G parameters")
            and said[2].startswith("its attention_dropout is above 0"), f"what a config.json has otherwise is said: {said[:3]}")  # fmt: skip
+    for kind, more, options, left_out in (
+        ("mistral", {"sliding_window": 4096}, [], "its sliding window of 4096 tokens is left out\n"),
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}, [], "its biases of queries, keys and values are left out\n"),
+        ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": None}, ["--experts", 8, "--top-k", 3], ""),
+    ):  # fmt: skip
+        of_kind = {"model_type": kind, "architectures": [kind.capitalize() + "ForCausalLM"]}
+        (folder / "relative.json").write_text(json.dumps(sizes | of_kind | more))
+        said = [run(build / "plan", "--coarse", "--compare", "dp16 zero3", *model, *words[2:]).stdout.split("\n", 1)[1]
+                for model in (["--config", folder / "relative.json"], ["--model", "llama-3.2-1b", *options])]  # fmt: skip
+        expect(said[0] == left_out + said[1], f"a {kind} is a Llama, less what a line says: {said[0][:60]!r}")
     expect(
         run(build / "plan", "--coarse", "--layers", 4).stdout.startswith("a model: 4 layers"),
         "a model of one's own is not called tiny",

@@ -13,6 +13,8 @@ using namespace pentatron;
 
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 // Measured over predicted seconds, by kind of layout (kind_of): the 10th and the 90th percentile. "ranges" of
 // a GPU's profile that was fitted to another framework's steps (calibrate.py).
 using Ranges = std::map<std::string, std::array<double, 2>>;
@@ -57,6 +59,28 @@ std::vector<std::string> sizes_of(const ModelConfig& m) {
   if (m.experts > 0) say("--experts", m.experts), say("--top-k", m.top_k);
   if (m.experts > 0) say("--shared-experts", m.shared_experts);
   return words;
+}
+
+// The sizes of a config.json. Relatives of Llama become Llamas; what this leaves out is a remark.
+ModelConfig read_sizes(const std::string& option, std::string path) {
+  if (std::filesystem::is_directory(path)) path += "/config.json";
+  Json config = Json::parse(MappedFile(option, path).text(), nullptr, false);
+  std::string left_out;
+  const Json type = config.is_object() ? config["model_type"] : Json();
+  if (type == "mistral" || type == "mixtral" || type == "qwen2") {
+    if (type == "qwen2") left_out = "its biases of queries, keys and values are left out\n";
+    if (config["sliding_window"] > 0 && config["use_sliding_window"] != false)
+      left_out += text("its sliding window of ", config["sliding_window"], " tokens is left out\n");
+    if (type == "mixtral")
+      config["pentatron_experts"] = {{"experts", config.value("num_local_experts", Json(8))},
+                                     {"top_k", config.value("num_experts_per_tok", Json(2))}};
+    config["model_type"] = type == "mixtral" ? "pentatron_experts" : "llama";
+    config.erase("sliding_window"), config.erase("architectures");
+  }
+  ModelConfig sizes = {};
+  read_model_config(option, path, sizes, config.dump());
+  sizes.remarks += left_out;
+  return sizes;
 }
 
 bool is_given(const std::vector<std::string>& words, const char* option) {
@@ -133,7 +157,8 @@ Request parse(int argc, char** argv) {
   add_quantity("--max-memory", memory_bytes, "that a layout may take of a GPU, such as 70GiB");
   add_quantity("--tokens", r.tokens, "to train on, such as 2T: days and GPU hours");
   add_quantity("--price", r.price, "of a GPU hour: money");
-  app.add_option("--config", config, "sizes from a config.json of Hugging Face (Llama)");
+  app.add_option("--config", config,
+                 "sizes from a config.json of Hugging Face (Llama, Mistral, Mixtral, Qwen2)");
   app.add_option("--why", r.why, "why is this layout not the best?");
   app.add_option("--rows", r.rows, "print coarse seconds and memory of each row of this CSV");
   app.add_option("--json", r.json, "write the layouts into this file");
@@ -150,7 +175,7 @@ Request parse(int argc, char** argv) {
   ModelConfig of_config = {};
   if (!config.empty()) {
     try {
-      read_model_config("--config", config, of_config);
+      of_config = read_sizes("--config", config);
     } catch (const UsageError& error) {  // another kind of model
       throw UsageError(text(error.what(), "; or give --layers, --d-model, --heads, --kv-heads, --d-ff, ",
                             "--vocab-size, and where there are experts --experts, --top-k"));
@@ -249,8 +274,6 @@ void print_plans(const Request& r, const std::vector<Plan>& plans) {
 double hours_of(const Request& r, const Plan& p) {
   return r.tokens / (tokens_per_second(r, p) * r.gpus) / 3600;
 }
-
-using Json = nlohmann::ordered_json;
 
 Json to_json(const Request& r, const std::vector<Plan>& plans) {
   Json layouts;
@@ -404,9 +427,7 @@ std::vector<std::string> words_of(const Request& r, const std::vector<std::strin
     if (cell.empty() || cell == "false" || std::ranges::count(no_options, name) > 0) continue;
     require(name != "help" && name != "version", option, cell, "a column that is an option of a run");
     if (name == "config") {
-      ModelConfig sizes = {};
-      read_model_config(option, cell, sizes);
-      std::ranges::copy(sizes_of(sizes), std::back_inserter(words));
+      std::ranges::copy(sizes_of(read_sizes(option, cell)), std::back_inserter(words));
     } else if (words.push_back(option); cell != "true") {
       words.push_back(cell);
     }
