@@ -133,6 +133,7 @@ def check_refusals(folder):
                   ["--rows", folder / "none"], ["--json", folder / "none" / "x", "--coarse"],
                   ["--gpus", 1, "--model", "llama-3.1-8b"], ["--gpus", 1, "--model", "llama-3.1-8b", "--max-memory", "1000GiB"], ["--bogus"],
                   ["--gpu", folder / "typo.json"], ["--only", "fast"], ["--tp", "8-x"], ["--tp", 3], ["--max-memory", "0"], ["--tokens", "2Q"], ["--price", 3],
+                  ["--measured", "1.9s"], ["--compare", "dp8", "--measured", "fast"], ["--compare", "dp8", "--measured", "0s"], ["--compare", "dp8", "tp8", "--measured", "2s"],
                   ["--why", "tp3"], ["--config", folder / "none"], ["--zero-stage", 1], ["--ranks", 8], ["--save", folder / "x"], ["--show-mesh"],
                   ["--model", "llama-3.1-8b", "--compare", "dp8 zero0 mbs1"]):  # fmt: skip
         done = run(build / "plan", *words)
@@ -336,6 +337,24 @@ def check_answers(folder):
     expect(
         f"{asked['layout']} takes {longer} ms longer: " in said and " ms more of tensor" in said,
         "and says so in a sentence",
+    )
+    one = planned(folder, *words, "--compare", "tp4 dp4 zero1 mbs1")[0]
+    seconds, parts = one["step_seconds"], one["seconds"]
+    for more in (0.25 * parts["tensor"], -0.25 * parts["tensor"]):
+        measured = f"{seconds + more:.9f}s"
+        said = run(build / "plan", *words, "--compare", "tp4 dp4 zero1 mbs1", "--measured", measured).stdout
+        _, difference, way, as_if = re.search(r"measured ([\d.]+) ms is ([\d.]+) ms (more|less) than modelled, (.*)", said, re.S).groups()  # fmt: skip
+        took = {part: (float(now), float(was)) for part, now, was in re.findall(r"(\w+) +took ([\d.]+) ms in place of ([\d.]+)", as_if)}  # fmt: skip
+        good = way == ("more" if more > 0 else "less") and {"compute", "tensor"} <= set(took)
+        good = good and all(abs(was - 1e3 * parts[part]) < 0.06 and abs(now - was - 1e3 * more) < 0.11 for part, (now, was) in took.items())  # fmt: skip
+        now, was = map(float, re.search(r"at ([\d.]+) % of the peak in place of ([\d.]+)", as_if).groups())
+        good = good and abs(now / was * took["compute"][0] / took["compute"][1] - 1) < 0.01
+        expect(good and (" us late, each of " in as_if) == (more > 0), f"where {difference} ms {way} can be: {took}, {now} % of peak")  # fmt: skip
+    late, kernels = re.search(r"came ([\d.]+) us late, each of a rank's (\d+)", run(
+        build / "plan", *words, "--compare", "tp4 dp4 zero1 mbs1", "--measured", f"{seconds + 1:.9f}s").stdout).groups()  # fmt: skip
+    expect(
+        int(kernels) == 24 * 42 * 16 and abs(float(late) * int(kernels) / 1e6 - 1) < 0.01,
+        f"{kernels} launches, {late} us",
     )
     said = run(build / "plan", "-h").stdout
     named = (" smollm-1.7b ", " h100-flash,", " dualpipe-v sp none ")

@@ -27,7 +27,7 @@ struct Request {
   size_t top = 10;
   std::vector<std::string> compare;
   std::string why, only, json, rows;
-  double tokens = 0, price = 0;
+  double tokens = 0, price = 0, measured = 0;
   bool coarse = false;
   std::string limit;               // of memory, in words
   std::vector<std::string> model;  // the options of 07 that were given
@@ -157,6 +157,10 @@ Request parse(int argc, char** argv) {
   add_quantity("--max-memory", memory_bytes, "that a layout may take of a GPU, such as 70GiB");
   add_quantity("--tokens", r.tokens, "to train on, such as 2T: days and GPU hours");
   add_quantity("--price", r.price, "of a GPU hour: money");
+  app.add_option("--measured", r.measured, "a step of the layout of --compare, 1.9s or 1900ms: what differs?")
+      ->transform(
+          CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"ms", 1e-3}}).description(""))
+      ->type_name("TIME");
   app.add_option("--config", config,
                  "sizes from a config.json of Hugging Face (Llama, Mistral, Mixtral, Qwen2)");
   app.add_option("--why", r.why, "why is this layout not the best?");
@@ -172,6 +176,8 @@ Request parse(int argc, char** argv) {
     throw UsageError(error.what());
   }
   require(r.tokens > 0 || r.price == 0, "--tokens", 0, "how many, such as 2T, with --price");
+  require(app["--measured"]->empty() || (r.measured > 0 && r.compare.size() == 1 && r.why.empty()),
+          "--measured", r.measured, "seconds above 0, and --compare with the layout that took them");
   ModelConfig of_config = {};
   if (!config.empty()) {
     try {
@@ -346,6 +352,28 @@ std::string sentence(const Plan& best, const Plan& asked) {
               " ms longer: ", more.empty() ? "a little of each" : join(more, ", "), ".");
 }
 
+// What --measured may come from: how much longer (or less) each term of the model alone would have to last.
+void explain(const Request& r, const Plan& p) {
+  const double more = r.measured - p.seconds, percent = 100 * mfu(r, p) * p.seconds;  // of peak in a second
+  std::printf("measured %.1f ms is %.1f ms %s than modelled, as if (each alone)\n", 1e3 * r.measured,
+              1e3 * std::abs(more), more > 0 ? "more" : "less");
+  for (const auto& [part, seconds] : p.parts) {
+    if (seconds < 0.01 * p.seconds || seconds + more <= 0) continue;
+    std::printf("  %-10s took %.1f ms in place of %.1f", part.c_str(), 1e3 * (seconds + more), 1e3 * seconds);
+    if (part == "compute")
+      std::printf(", at %.1f %% of the peak in place of %.1f", percent / (seconds + more), percent / seconds);
+    std::printf("\n");
+  }
+  if (more <= 0) return;
+  const int passes = p.options.recompute == Recompute::full ? 4 : 3;  // of 14 kernels a layer (coarse.h)
+  const double kernels = 14.0 * passes * p.micro_batches * p.options.model.layers / p.shape.pp;
+  std::printf("  %-10s came %.1f us late, each of a rank's %.0f\n", "launches", 1e6 * more / kernels,
+              kernels);
+  if (p.hidden > 0)
+    std::printf("  %-10s was nothing; %.1f ms of transfers are, %.0f %% of the difference\n", "hidden",
+                1e3 * p.hidden, 100 * p.hidden / more);
+}
+
 // The layouts of --compare and --why, or those that are found.
 void show(const Request& r) {
   Planner planner = {r.base, r.gpus, r.gpu, read_wishes("--only", r.only)};
@@ -373,6 +401,7 @@ void show(const Request& r) {
   }
   const Plan& first = plans.front();
   if (!r.why.empty()) std::printf("%s\n", sentence(first, plans.back()).c_str());
+  if (r.measured > 0) explain(r, first);
   if (!are_given) std::printf("\n%s\n", command(r, first).c_str());
   if (r.tokens > 0) {
     const double hours = hours_of(r, first);
