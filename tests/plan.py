@@ -133,6 +133,7 @@ def check_refusals(folder):
                   ["--rows", folder / "none"], ["--json", folder / "none" / "x", "--coarse"],
                   ["--gpus", 1, "--model", "llama-3.1-8b"], ["--gpus", 1, "--model", "llama-3.1-8b", "--max-memory", "1000GiB"], ["--bogus"],
                   ["--gpu", folder / "typo.json"], ["--only", "fast"], ["--tp", "8-x"], ["--tp", 3], ["--max-memory", "0"], ["--tokens", "2Q"], ["--price", 3],
+                  ["--measured", "1.9s"], ["--compare", "dp8", "--measured", "fast"], ["--compare", "dp8", "--measured", "0s"], ["--compare", "dp8", "tp8", "--measured", "2s"],
                   ["--why", "tp3"], ["--config", folder / "none"], ["--zero-stage", 1], ["--ranks", 8], ["--save", folder / "x"], ["--show-mesh"],
                   ["--model", "llama-3.1-8b", "--compare", "dp8 zero0 mbs1"]):  # fmt: skip
         done = run(build / "plan", *words)
@@ -337,6 +338,24 @@ def check_answers(folder):
         f"{asked['layout']} takes {longer} ms longer: " in said and " ms more of tensor" in said,
         "and says so in a sentence",
     )
+    one = planned(folder, *words, "--compare", "tp4 dp4 zero1 mbs1")[0]
+    seconds, parts = one["step_seconds"], one["seconds"]
+    for more in (0.25 * parts["tensor"], -0.25 * parts["tensor"]):
+        measured = f"{seconds + more:.9f}s"
+        said = run(build / "plan", *words, "--compare", "tp4 dp4 zero1 mbs1", "--measured", measured).stdout
+        _, difference, way, as_if = re.search(r"measured ([\d.]+) ms is ([\d.]+) ms (more|less) than modelled, (.*)", said, re.S).groups()  # fmt: skip
+        took = {part: (float(now), float(was)) for part, now, was in re.findall(r"(\w+) +took ([\d.]+) ms in place of ([\d.]+)", as_if)}  # fmt: skip
+        good = way == ("more" if more > 0 else "less") and {"compute", "tensor"} <= set(took)
+        good = good and all(abs(was - 1e3 * parts[part]) < 0.06 and abs(now - was - 1e3 * more) < 0.11 for part, (now, was) in took.items())  # fmt: skip
+        now, was = map(float, re.search(r"at ([\d.]+) % of the peak in place of ([\d.]+)", as_if).groups())
+        good = good and abs(now / was * took["compute"][0] / took["compute"][1] - 1) < 0.01
+        expect(good and (" us late, each of " in as_if) == (more > 0), f"where {difference} ms {way} can be: {took}, {now} % of peak")  # fmt: skip
+    late, kernels = re.search(r"came ([\d.]+) us late, each of a rank's (\d+)", run(
+        build / "plan", *words, "--compare", "tp4 dp4 zero1 mbs1", "--measured", f"{seconds + 1:.9f}s").stdout).groups()  # fmt: skip
+    expect(
+        int(kernels) == 24 * 42 * 16 and abs(float(late) * int(kernels) / 1e6 - 1) < 0.01,
+        f"{kernels} launches, {late} us",
+    )
     said = run(build / "plan", "-h").stdout
     named = (" smollm-1.7b ", " h100-flash,", " dualpipe-v sp none ")
     expect(
@@ -357,6 +376,16 @@ def check_answers(folder):
     said = run(build / "plan", "--coarse", "--config", folder / "tied.json", *words[2:]).stdout.splitlines()
     expect("1.50G parameters" in said[0] and said[1].startswith("its head is the embedding, which makes 1.24G parameters")
            and said[2].startswith("its attention_dropout is above 0"), f"what a config.json has otherwise is said: {said[:3]}")  # fmt: skip
+    for kind, more, options, left_out in (
+        ("mistral", {"sliding_window": 4096}, [], "its sliding window of 4096 tokens is left out\n"),
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}, [], "its biases of queries, keys and values are left out\n"),
+        ("mixtral", {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": None}, ["--experts", 8, "--top-k", 3], ""),
+    ):  # fmt: skip
+        of_kind = {"model_type": kind, "architectures": [kind.capitalize() + "ForCausalLM"]}
+        (folder / "relative.json").write_text(json.dumps(sizes | of_kind | more))
+        said = [run(build / "plan", "--coarse", "--compare", "dp16 zero3", *model, *words[2:]).stdout.split("\n", 1)[1]
+                for model in (["--config", folder / "relative.json"], ["--model", "llama-3.2-1b", *options])]  # fmt: skip
+        expect(said[0] == left_out + said[1], f"a {kind} is a Llama, less what a line says: {said[0][:60]!r}")
     expect(
         run(build / "plan", "--coarse", "--layers", 4).stdout.startswith("a model: 4 layers"),
         "a model of one's own is not called tiny",

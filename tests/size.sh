@@ -6,7 +6,7 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7395
+closure-01 7393
 closure-01-path 4370
 closure-02 8373
 closure-03 8555

@@ -31,6 +31,7 @@ inline void read_summary(Plan& plan, const nlohmann::json& summary) {
       if (stream.starts_with(axis)) part = axis;
     }
     waits[part] += double(use["seconds"]) * (1 - double(use["hidden"]));
+    plan.hidden += double(use["seconds"]) * double(use["hidden"]);
   }
   plan.seconds = summary["modelled"]["seconds"];
   const double computes = summary["modelled"]["compute_seconds"];

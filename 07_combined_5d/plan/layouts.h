@@ -148,6 +148,7 @@ struct Plan {
   // Where a step's seconds go, as they are shown: coarse (coarse.h), or of a dry run (dry_run.h).
   std::vector<std::pair<std::string, double>> parts = {};
   double seconds = 0;        // of the step
+  double hidden = 0;         // of a dry run's transfers: the seconds that kernels hide
   std::string refusal = {};  // why 07 refuses it, in a line
 
   const MemoryBytes& tensors() const { return *std::ranges::max_element(stages, {}, sum_of); }

@@ -16,6 +16,8 @@ using namespace pentatron;
 
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 // Measured over predicted seconds, by kind of layout (kind_of): the 10th and the 90th percentile. "ranges" of
 // a GPU's profile that was fitted to another framework's steps (calibrate.py).
 using Ranges = std::map<std::string, std::array<double, 2>>;
@@ -28,7 +30,7 @@ struct Request {
   size_t top = 10;
   std::vector<std::string> compare;
   std::string why, only, json, rows;
-  double tokens = 0, price = 0;
+  double tokens = 0, price = 0, measured = 0;
   bool coarse = false;
   std::string limit;               // of memory, in words
   std::vector<std::string> model;  // the options of 07 that were given
@@ -60,6 +62,28 @@ std::vector<std::string> sizes_of(const ModelConfig& m) {
   if (m.experts > 0) say("--experts", m.experts), say("--top-k", m.top_k);
   if (m.experts > 0) say("--shared-experts", m.shared_experts);
   return words;
+}
+
+// The sizes of a config.json. Relatives of Llama become Llamas; what this leaves out is a remark.
+ModelConfig read_sizes(const std::string& option, std::string path) {
+  if (std::filesystem::is_directory(path)) path += "/config.json";
+  Json config = Json::parse(MappedFile(option, path).text(), nullptr, false);
+  std::string left_out;
+  const Json type = config.is_object() ? config["model_type"] : Json();
+  if (type == "mistral" || type == "mixtral" || type == "qwen2") {
+    if (type == "qwen2") left_out = "its biases of queries, keys and values are left out\n";
+    if (config["sliding_window"] > 0 && config["use_sliding_window"] != false)
+      left_out += text("its sliding window of ", config["sliding_window"], " tokens is left out\n");
+    if (type == "mixtral")
+      config["pentatron_experts"] = {{"experts", config.value("num_local_experts", Json(8))},
+                                     {"top_k", config.value("num_experts_per_tok", Json(2))}};
+    config["model_type"] = type == "mixtral" ? "pentatron_experts" : "llama";
+    config.erase("sliding_window"), config.erase("architectures");
+  }
+  ModelConfig sizes = {};
+  read_model_config(option, path, sizes, config.dump());
+  sizes.remarks += left_out;
+  return sizes;
 }
 
 bool is_given(const std::vector<std::string>& words, const char* option) {
@@ -136,7 +160,12 @@ Request parse(int argc, char** argv) {
   add_quantity("--max-memory", memory_bytes, "that a layout may take of a GPU, such as 70GiB");
   add_quantity("--tokens", r.tokens, "to train on, such as 2T: days and GPU hours");
   add_quantity("--price", r.price, "of a GPU hour: money");
-  app.add_option("--config", config, "sizes from a config.json of Hugging Face (Llama)");
+  app.add_option("--measured", r.measured, "a step of the layout of --compare, 1.9s or 1900ms: what differs?")
+      ->transform(
+          CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"ms", 1e-3}}).description(""))
+      ->type_name("TIME");
+  app.add_option("--config", config,
+                 "sizes from a config.json of Hugging Face (Llama, Mistral, Mixtral, Qwen2)");
   app.add_option("--why", r.why, "why is this layout not the best?");
   app.add_option("--rows", r.rows, "print coarse seconds and memory of each row of this CSV");
   app.add_option("--json", r.json, "write the layouts into this file");
@@ -150,10 +179,12 @@ Request parse(int argc, char** argv) {
     throw UsageError(error.what());
   }
   require(r.tokens > 0 || r.price == 0, "--tokens", 0, "how many, such as 2T, with --price");
+  require(app["--measured"]->empty() || (r.measured > 0 && r.compare.size() == 1 && r.why.empty()),
+          "--measured", r.measured, "seconds above 0, and --compare with the layout that took them");
   ModelConfig of_config = {};
   if (!config.empty()) {
     try {
-      read_model_config("--config", config, of_config);
+      of_config = read_sizes("--config", config);
     } catch (const UsageError& error) {  // another kind of model
       throw UsageError(text(error.what(), "; or give --layers, --d-model, --heads, --kv-heads, --d-ff, ",
                             "--vocab-size, and where there are experts --experts, --top-k"));
@@ -261,8 +292,6 @@ double hours_of(const Request& r, const Plan& p) {
   return r.tokens / (tokens_per_second(r, p) * r.gpus) / 3600;
 }
 
-using Json = nlohmann::ordered_json;
-
 Json to_json(const Request& r, const std::vector<Plan>& plans) {
   Json layouts;
   for (const Plan& p : plans) {
@@ -334,6 +363,28 @@ std::string sentence(const Plan& best, const Plan& asked) {
               " ms longer: ", more.empty() ? "a little of each" : join(more, ", "), ".");
 }
 
+// What --measured may come from: how much longer (or less) each term of the model alone would have to last.
+void explain(const Request& r, const Plan& p) {
+  const double more = r.measured - p.seconds, percent = 100 * mfu(r, p) * p.seconds;  // of peak in a second
+  std::printf("measured %.1f ms is %.1f ms %s than modelled, as if (each alone)\n", 1e3 * r.measured,
+              1e3 * std::abs(more), more > 0 ? "more" : "less");
+  for (const auto& [part, seconds] : p.parts) {
+    if (seconds < 0.01 * p.seconds || seconds + more <= 0) continue;
+    std::printf("  %-10s took %.1f ms in place of %.1f", part.c_str(), 1e3 * (seconds + more), 1e3 * seconds);
+    if (part == "compute")
+      std::printf(", at %.1f %% of the peak in place of %.1f", percent / (seconds + more), percent / seconds);
+    std::printf("\n");
+  }
+  if (more <= 0) return;
+  const int passes = p.options.recompute == Recompute::full ? 4 : 3;  // of 14 kernels a layer (coarse.h)
+  const double kernels = 14.0 * passes * p.micro_batches * p.options.model.layers / p.shape.pp;
+  std::printf("  %-10s came %.1f us late, each of a rank's %.0f\n", "launches", 1e6 * more / kernels,
+              kernels);
+  if (p.hidden > 0)
+    std::printf("  %-10s was nothing; %.1f ms of transfers are, %.0f %% of the difference\n", "hidden",
+                1e3 * p.hidden, 100 * p.hidden / more);
+}
+
 // The layouts of --compare and --why, or those that are found.
 void show(const Request& r) {
   Planner planner = {r.base, r.gpus, r.gpu, read_wishes("--only", r.only)};
@@ -361,6 +412,7 @@ void show(const Request& r) {
   }
   const Plan& first = plans.front();
   if (!r.why.empty()) std::printf("%s\n", sentence(first, plans.back()).c_str());
+  if (r.measured > 0) explain(r, first);
   if (!are_given) std::printf("\n%s\n", command(r, first).c_str());
   if (r.tokens > 0) {
     const double hours = hours_of(r, first);
@@ -415,9 +467,7 @@ std::vector<std::string> words_of(const Request& r, const std::vector<std::strin
     if (cell.empty() || cell == "false" || std::ranges::count(no_options, name) > 0) continue;
     require(name != "help" && name != "version", option, cell, "a column that is an option of a run");
     if (name == "config") {
-      ModelConfig sizes = {};
-      read_model_config(option, cell, sizes);
-      std::ranges::copy(sizes_of(sizes), std::back_inserter(words));
+      std::ranges::copy(sizes_of(read_sizes(option, cell)), std::back_inserter(words));
     } else if (words.push_back(option); cell != "true") {
       words.push_back(cell);
     }

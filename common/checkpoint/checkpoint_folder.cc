@@ -22,8 +22,9 @@ using Json = nlohmann::ordered_json;
 // The values of a file, which is a JSON object; every complaint names option and file.
 class JsonFile {
  public:
-  JsonFile(const std::string& option, const fs::path& path) : option_(option), path_(path.string()) {
-    json_ = Json::parse(MappedFile(option, path_).text(), nullptr, false);
+  JsonFile(const std::string& option, const fs::path& path, const std::string& content = {})
+      : option_(option), path_(path.string()) {
+    json_ = Json::parse(content.empty() ? MappedFile(option, path_).text() : content, nullptr, false);
     check(json_.is_object(), "a JSON object");
   }
   JsonFile(const JsonFile& of, const Json& part) : option_(of.option_), path_(of.path_), json_(part) {}
@@ -172,9 +173,10 @@ TrainerState read_trainer_state(const std::string& option, const std::string& ch
   return result;
 }
 
-void read_model_config(const std::string& option, const std::string& folder, ModelConfig& model) {
-  const JsonFile config(option,
-                        fs::is_directory(folder) ? fs::path(folder) / "config.json" : fs::path(folder));
+void read_model_config(const std::string& option, const std::string& folder, ModelConfig& model,
+                       const std::string& content) {
+  const JsonFile config(
+      option, fs::is_directory(folder) ? fs::path(folder) / "config.json" : fs::path(folder), content);
   const JsonFile experts = config.part("pentatron_experts");
   model.experts = experts.has("experts") ? experts.whole("experts", 1, 1024) : 0;
   config.only("model_type", model.experts > 0 ? "pentatron_experts" : "llama");
@@ -282,14 +284,8 @@ void use_checkpoint(CommandLine& line, Options& options) {
           "one of --load and --load-weights");
   if (!resumes && !loads && !loads_weights) return;
   std::string option = "--load-weights", folder = options.load_weights;
-  if (loads) {
-    option = "--load";
-    folder = options.load;
-  }
-  if (resumes) {
-    option = "--resume";
-    folder = options.save;
-  }
+  if (loads) option = "--load", folder = options.load;
+  if (resumes) option = "--resume", folder = options.save;
   const bool continues = option != "--load-weights";
   options.load_folder = find_checkpoint(option, folder, continues ? "trainer_state.json" : "config.json");
   read_model_config(option, options.load_folder, options.model);

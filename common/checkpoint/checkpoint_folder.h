@@ -35,8 +35,10 @@ TrainerState read_trainer_state(const std::string& option, const std::string& ch
 
 // Takes the model's sizes and its experts from FOLDER/config.json, or from a file that is given instead of a
 // folder. Throws UsageError, naming `option`, if the file can't be read, or if it asks for something that
-// would change the result and that is not here. What changes training alone becomes a remark.
-void read_model_config(const std::string& option, const std::string& folder, ModelConfig& model);
+// would change the result and that is not here. What changes training alone becomes a remark. `content`, if
+// not empty, is read in place of the file's.
+void read_model_config(const std::string& option, const std::string& folder, ModelConfig& model,
+                       const std::string& content = {});
 
 // --load, --resume and --load-weights: the model is that of the folder. With the first two, options of the
 // training are those of the run that saved it. What is given on the command line counts, but another model is
