@@ -16,7 +16,7 @@ closure-06 9271
 closure-07 12473
 product 17948
 stand-ins 5763
-other-C++ 20960
+other-C++ 20984
 '
 
 tests=$(realpath "$(dirname "$0")")
