@@ -14,9 +14,9 @@ closure-04 8520
 closure-05 9276
 closure-06 9271
 closure-07 12473
-product 17948
+product 17952
 stand-ins 5763
-other-C++ 20984
+other-C++ 21005
 '
 
 tests=$(realpath "$(dirname "$0")")
