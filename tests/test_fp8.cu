@@ -251,6 +251,30 @@ TEST_CASE("fp8: the products of a linear layer", "[01][fp8]") {
   }
 }
 
+// In modelled time 200 tokens are 208. The rows that count are copied, where the result has rows of tokens.
+TEST_CASE("fp8: padded rows are counted", "[01][fp8]") {
+  Device device;
+  constexpr int in = 256, out = 384, padded = 208;
+  const LayerBlas blas(device.stream, largest_operand(padded, in, out));
+  const Tensor w = device.fresh<real>(out, in);
+  const AccumTensor d_w = device.fresh<accum>(out, in);
+  for (const int rows : {200, padded}) {
+    const Tensor x = device.fresh<real>(rows, in), y = device.fresh<real>(rows, out);
+    const double of_x = in * (3.0 * rows + padded), of_w = out * in * (3.0 + 1),  // quantised, then read
+        of_y = out * (3.0 * rows + padded), copied = rows < padded ? 4.0 * rows : 0;
+    const auto check = [&](double bytes, const auto& launch) {
+      CAPTURE(rows, bytes);
+      const DeclaredCosts before = declared_costs;
+      launch();
+      CHECK(declared_costs.flops - before.flops == 2.0 * padded * in * out);
+      CHECK(declared_costs.bytes - before.bytes == bytes);
+    };
+    check(of_x + of_w + out * (2.0 * padded + copied), [&] { linear_forward(blas, x, w, y); });
+    check(of_y + of_w + in * (2.0 * padded + copied), [&] { linear_dgrad(blas, y, w, x); });
+    check(of_y + of_x + 4.0 * out * in, [&] { linear_wgrad(blas, y, x, {d_w, false}); });
+  }
+}
+
 #endif
 
 }  // namespace pentatron

@@ -29,6 +29,7 @@ constexpr Field fields[] = {
     {"flops_bf16", &DeviceProfile::flops_bf16, "FLOP/s"},
     {"flops_fp8", &DeviceProfile::flops_fp8, "FLOP/s"},
     {"product_achievable", &DeviceProfile::product_achievable, "share"},
+    {"product_achievable_fp8", &DeviceProfile::product_achievable_fp8, "share", true},
     {"tile_rows", &DeviceProfile::tile_rows, "elements"},
     {"tile_columns", &DeviceProfile::tile_columns, "elements"},
     {"multiprocessors", &DeviceProfile::multiprocessors, "number"},
@@ -79,6 +80,8 @@ double product_seconds(const DeviceProfile& p, const Cost& c) {
   struct Tile {
     double size, efficiency;  // of the profile's tile; a small one uses less of the inputs it has loaded
   };
+  const double in_fp8 = c.element_bytes == 1 ? p.product_achievable_fp8 : 0,
+               achievable = in_fp8 > 0 ? in_fp8 : p.product_achievable;
   double best = std::numeric_limits<double>::infinity();
   for (const Tile tile : {Tile{1, 1}, Tile{0.5, 0.85}, Tile{0.25, 0.6}}) {
     const double rows = p.tile_rows * tile.size, columns = p.tile_columns * tile.size;
@@ -87,7 +90,7 @@ double product_seconds(const DeviceProfile& p, const Cost& c) {
       if (parts > 1 && (tiles * parts > p.multiprocessors || c.k / parts < 512)) break;
       const double waves = std::ceil(tiles * parts / p.multiprocessors);
       const double flops = waves * p.multiprocessors * 2 * rows * columns * c.k / parts;
-      const double rate = p.flops(c.element_bytes) * p.product_achievable * tile.efficiency;
+      const double rate = p.flops(c.element_bytes) * achievable * tile.efficiency;
       const double partial_sums = parts > 1 ? 2 * sizeof(float) * parts * c.m * c.n * c.batch : 0;
       best = std::min(best, flops / rate + partial_sums / (p.memory_bandwidth * p.memory_achievable));
     }

@@ -15,6 +15,7 @@ struct DeviceProfile {
   double memory_achievable;                              // share of it that a good kernel reaches
   double flops_fp64, flops_fp32, flops_bf16, flops_fp8;  // FLOP/s of dense products
   double product_achievable;                             // share of them that a large product reaches
+  double product_achievable_fp8;                         // likewise in fp8, with its scales; 0: as the others
   double tile_rows, tile_columns;                        // of the result, on which one multiprocessor works
   double multiprocessors;
   // As product_achievable, of attention's kernels: tiled; on tensor cores, for heads of 64 and of 128; and of

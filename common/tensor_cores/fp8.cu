@@ -213,7 +213,7 @@ void LayerBlas::product(const Operand& a, const Operand& b, accum beta, ProductR
   const size_t bytes = c.rows * c.columns * c.size;
   Cost cost =
       products(padded_to_16(c.rows), c.columns, padded_to_16(a.columns()), 1, 1, c.size, beta != 0, true);
-  if (pads) cost.result_bytes += 2.0 * bytes;
+  if (pads) cost.bytes += 2.0 * bytes, cost.result_bytes += 2.0 * bytes;
   trace::Operation operation(stream(), name, cost);
   if (codes.possible()) {
     codes.run(beta, pads ? operands_[1] : c.data);
