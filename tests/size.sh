@@ -6,15 +6,15 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7393
+closure-01 7399
 closure-01-path 4370
-closure-02 8371
-closure-03 8553
-closure-04 8518
-closure-05 9274
-closure-06 9269
-closure-07 12471
-product 18016
+closure-02 8377
+closure-03 8559
+closure-04 8524
+closure-05 9280
+closure-06 9275
+closure-07 12477
+product 18022
 stand-ins 5763
 other-C++ 21053
 '

@@ -284,8 +284,14 @@ void use_checkpoint(CommandLine& line, Options& options) {
           "one of --load and --load-weights");
   if (!resumes && !loads && !loads_weights) return;
   std::string option = "--load-weights", folder = options.load_weights;
-  if (loads) option = "--load", folder = options.load;
-  if (resumes) option = "--resume", folder = options.save;
+  if (loads) {
+    option = "--load";
+    folder = options.load;
+  }
+  if (resumes) {
+    option = "--resume";
+    folder = options.save;
+  }
   const bool continues = option != "--load-weights";
   options.load_folder = find_checkpoint(option, folder, continues ? "trainer_state.json" : "config.json");
   read_model_config(option, options.load_folder, options.model);
