@@ -26,6 +26,7 @@ import submissions
 from observe import BuildError, Machine, Observation, build, differences, observe
 from observe import hint_in, hints_of, objects_of, progress_of
 from reference import in_workplaces, workplace
+from sandbox import check_sandbox
 from sources import ROOT, UsageError, exercise_of, put, read_mutants
 
 passed, failed = 0, 0
@@ -97,6 +98,7 @@ def data(stages):
         "teacher.md has a sketch of each exercise",
     )
     expect(not sources.complaint("{ __syncthreads(); }"), "a kernel's body may wait for its threads")
+    expect(not sources.complaint('{ f("NUMBER"); }'), "a text may end with R, and is no raw text")
     path(stages)
 
 
@@ -195,6 +197,13 @@ def only_the_guilty(stage, seen):
 def exercises_of(stages, only):
     """(stage, exercise) of each exercise, or of those in `only`."""
     return [(s, e) for s in stages.values() for e in s.exercises.values() if only is None or e.number in only]
+
+
+def sandbox(stages):
+    """A run finds in the sandbox what it needs, where there is one."""
+    if shutil.which("bwrap"):
+        said = refusal(check_sandbox, ROOT, stages["03"].program)
+        expect(not said, f"a dry run of 03 ends well in the sandbox {said}")
 
 
 def stubs(stages, only=None):
@@ -793,6 +802,7 @@ PARTS = {
     "grades": grades,
     "pages": pages_of_learners,
     "reference": reference_itself,
+    "sandbox": sandbox,
     "stubs": stubs,
     "order": order,
     "digits": digits,
@@ -814,6 +824,7 @@ def check(stages, parts):
         files(stages)
         grades(stages)
         reference_itself(stages)
+        sandbox(stages)
         parts_of_a_stage(stages)
         judges(stages)
         together(stages)

@@ -30,7 +30,7 @@ class Sandbox(Machine):
 
     def start(self, command, folder, environment, building, results):
         tree = str(self.tree)
-        bound = [ROOT / "common/clock/profiles", "/etc/alternatives", "/etc/ld.so.cache"]
+        bound = [self.tree / "common/clock/profiles", "/etc/alternatives", "/etc/ld.so.cache"]
         argv = "bwrap --unshare-all --die-with-parent --new-session --cap-drop ALL".split()
         argv += "--ro-bind /sys /sys --proc /proc --dev /dev".split() + quota("/tmp") + quota("/dev/shm")
         if building:
@@ -127,9 +127,8 @@ def check_sandbox(tree, program):
     if not shutil.which("bwrap"):
         raise UsageError("sandbox: bwrap is missing (package bubblewrap); submissions are not run without it")
     with tempfile.TemporaryDirectory(dir=tree / "build") as folder:
-        status, output = Sandbox(tree).call(
-            ["mpirun", "-n", "2", str(tree / folder_of() / program), "--help"], folder, 20
-        )
+        command = ["mpirun", "-n", "2", str(tree / folder_of() / program), "--dry-run", "--steps", "1"]
+        status, output = Sandbox(tree).call([*command, "--data", str(tree / "LICENSE")], folder, 20)
     if status != 0:
         raise UsageError(
             f"sandbox: nothing runs in it: {(output.strip() or 'no message').splitlines()[-1][:160]}"

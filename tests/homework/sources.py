@@ -305,7 +305,7 @@ def complaint(body):
     depth, end, begin = 0, None, time.thread_time()
     # The compiler joins lines, and reads raw texts and trigraphs, before it sees tokens. These would not be
     # its tokens.
-    if found := re.search(r"\\\s*\n|R\"|\?\?[=/]", body):
+    if found := re.search(r"\\\s*\n|\b(u8|[uUL])?R\"|\?\?[=/]", body):
         return (
             "a line ends with a backslash"
             if found.group().endswith("\n")

@@ -113,11 +113,11 @@ struct Sum {
     const bool equal = all == times[0] * contributors();
     if (equal && divided > 1) return "is divided by " + number(divided) + ": a sum is asked for, no mean";
     if (divided > 1) return "is divided on its way: it has " + text;
-    if (all == 1 && counted.size() != 1) text += ": nothing was added to it";
     const bool again = equal && times[0] == ranks && parts == 1;
     if (!once)
       return "has " + text + due +
-             (again                   ? ": what was a sum already was summed again"
+             (all == 1 && counted.size() != 1 ? ": nothing was added to it"
+              : again                         ? ": what was a sum already was summed again"
               : digits != all * place ? ", and of other elements: what came was added in another place"
                                       : "");
     if (digits != all * place)
