@@ -16,7 +16,7 @@ closure-06 9275
 closure-07 12477
 product 18022
 stand-ins 5763
-other-C++ 21053
+other-C++ 21059
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -142,6 +142,12 @@ TEST_CASE("04.1: gather and sum", "[04.1]") {
           "begin_sum(): in place; with sequence parallelism a reduce-scatter leaves rank r its own rows, the "
           "r-th part");
     r.tell_waits("begin_sum()", [&] { r.region->leave(r.all); });
+    ran();
+    r.region->enter_backward(r.all, [&] { busy(r.compute); });
+    const std::vector<trace::Interval> of_sum = ran();
+    tell_if(time_of(of_sum, "busy_kernel", "compute").begin >= time_of(of_sum, "", "tensor").end, here(),
+            r.with, "begin_sum(): compute waits for the sum, so nothing hides it; its caller is who waits");
+    r.tensor.reset_traffic();
     r.write_terms();
     wrong = r.wrong_sum("begin_sum()", r.region->leave(r.all));
     r.tell_operation("begin_sum()", sp ? "reduce_scatter" : "all_reduce");
