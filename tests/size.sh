@@ -14,7 +14,7 @@ closure-04 8518
 closure-05 9274
 closure-06 9269
 closure-07 12471
-product 17997
+product 17996
 stand-ins 5763
 other-C++ 20960
 '
