@@ -164,8 +164,7 @@ Request parse(int argc, char** argv) {
       ->transform(
           CLI::AsNumberWithUnit(std::map<std::string, double>{{"s", 1}, {"ms", 1e-3}}).description(""))
       ->type_name("TIME");
-  app.add_option("--config", config,
-                 "sizes from a config.json of Hugging Face (Llama, Mistral, Mixtral, Qwen2)");
+  app.add_option("--config", config, "config.json of Hugging Face: Llama, Mistral, Mixtral, Qwen2");
   app.add_option("--why", r.why, "why is this layout not the best?");
   app.add_option("--rows", r.rows, "print coarse seconds and memory of each row of this CSV");
   app.add_option("--json", r.json, "write the layouts into this file");
@@ -378,10 +377,9 @@ void explain(const Request& r, const Plan& p) {
   if (more <= 0) return;
   const int passes = p.options.recompute == Recompute::full ? 4 : 3;  // of 14 kernels a layer (coarse.h)
   const double kernels = 14.0 * passes * p.micro_batches * p.options.model.layers / p.shape.pp;
-  std::printf("  %-10s came %.1f us late, each of a rank's %.0f\n", "launches", 1e6 * more / kernels,
-              kernels);
+  std::printf("  launches   came %.1f us late, each of a rank's %.0f\n", 1e6 * more / kernels, kernels);
   if (p.hidden > 0)
-    std::printf("  %-10s was nothing; %.1f ms of transfers are, %.0f %% of the difference\n", "hidden",
+    std::printf("  hidden     was nothing; %.1f ms of transfers are, %.0f %% of the difference\n",
                 1e3 * p.hidden, 100 * p.hidden / more);
 }
 

@@ -65,10 +65,12 @@ class Published:
 
     def command(self, build, profile):
         program = build / f"cpu-{self.precision}" / "07_combined_5d"
+        data = profile.parent / f"{self.name}.txt"  # the corpus, as often as a sequence needs it
+        corpus = (lessons.ROOT / "common/corpus.txt").read_text()
+        data.write_text(corpus * (1 + int(self.option("seq-len", 0)) // len(corpus)))
         try:
-            return logs.folded(
-                program, *self.options, "--steps", "2", "--ranks", self.gpus, "--dry-run", "--gpu", profile
-            )
+            return logs.folded(program, *self.options, "--steps", "2", "--ranks", self.gpus, "--dry-run", "--gpu", profile,
+                               "--data", data)  # fmt: skip
         except logs.Refused as refused:
             raise logs.Refused(f"{self.name}: {refused}") from None
 
@@ -131,6 +133,8 @@ def check(published, build, folder, note):
                 wrong = "" if ours in row else f"{row[0]} in {note}, and now\n    {ours}"
             if not wrong and abs(int(row[0].split()[-3])) > 15 and not run.reason:
                 wrong = "expected a reason of so large an error"
+            if not wrong and "https://" not in run.source:
+                wrong = "expected a source with a link"
         except logs.Refused as refused:
             wrong = str(refused)
         failed += wrong != ""
