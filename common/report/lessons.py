@@ -127,10 +127,12 @@ def dry_run(name, command, programs, folder, profile):
 def roomy(gpu, folder, factors=(), flash=False):
     """A profile of this GPU with more memory than any run needs, so that what does not fit has numbers, too.
     (name, factor): what other numbers of it are multiplied by. flash: with FlashAttention-2 in place of our
-    attention."""
+    attention, and in fp8 with a scale for a tensor, where ours and DeepSeek's (h800) have one for a block."""
     numbers = fields_of(gpu)
     numbers["memory_bytes"]["value"] = 1e15
     numbers["flash_attention"] = {"value": int(flash)}
+    if flash and gpu != "h800":
+        numbers.pop("product_achievable_fp8", None)
     for name, factor in factors:
         numbers[name]["value"] *= factor
     profile = folder / f"{gpu}.profile"
