@@ -14,7 +14,7 @@ closure-04 8524
 closure-05 9280
 closure-06 9275
 closure-07 12477
-product 18022
+product 18020
 stand-ins 5763
 other-C++ 21059
 '
