@@ -350,8 +350,13 @@ def check_answers(folder):
         now, was = map(float, re.search(r"at ([\d.]+) % of the peak in place of ([\d.]+)", as_if).groups())
         good = good and abs(now / was * took["compute"][0] / took["compute"][1] - 1) < 0.01
         expect(good and (" us late, each of " in as_if) == (more > 0), f"where {difference} ms {way} can be: {took}, {now} % of peak")  # fmt: skip
-    late, kernels = re.search(r"came ([\d.]+) us late, each of a rank's (\d+)", run(
-        build / "plan", *words, "--compare", "tp4 dp4 zero1 mbs1", "--measured", f"{seconds + 1:.9f}s").stdout).groups()  # fmt: skip
+    said = run(build / "plan", *words, "--compare", "tp4 dp4 zero1 mbs1", "--measured", f"{seconds + 1:.9f}s").stdout  # fmt: skip
+    late, kernels = re.search(r"came ([\d.]+) us late, each of a rank's (\d+)", said).groups()
+    hidden, share = re.search(r"was nothing; ([\d.]+) ms of transfers are, (\d+) % of", said).groups()
+    expect(
+        0 < float(hidden) < 1e3 * seconds and abs(float(hidden) / 10 - int(share)) < 0.6,
+        f"{hidden} ms are hidden",
+    )
     expect(
         int(kernels) == 24 * 42 * 16 and abs(float(late) * int(kernels) / 1e6 - 1) < 0.01,
         f"{kernels} launches, {late} us",

@@ -23,7 +23,7 @@ using Json = nlohmann::ordered_json;
 using Ranges = std::map<std::string, std::array<double, 2>>;
 
 constexpr double margin = 0.04;            // of a GPU's memory, for fragments: an assumption
-constexpr double slowest_published = 1.5;  // over modelled seconds (common/cpu/README.md)
+constexpr double slowest_published = 1.5;  // over modelled seconds, but for 3 of 50 (common/cpu/README.md)
 
 struct Request {
   int gpus = 8;
@@ -78,7 +78,7 @@ ModelConfig read_sizes(const std::string& option, std::string path) {
       config["pentatron_experts"] = {{"experts", config.value("num_local_experts", Json(8))},
                                      {"top_k", config.value("num_experts_per_tok", Json(2))}};
     config["model_type"] = type == "mixtral" ? "pentatron_experts" : "llama";
-    config.erase("sliding_window"), config.erase("architectures");
+    for (const char* const name : {"sliding_window", "architectures"}) config.erase(name);
   }
   ModelConfig sizes = {};
   read_model_config(option, path, sizes, config.dump());

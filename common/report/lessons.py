@@ -132,9 +132,10 @@ def roomy(gpu, folder, factors=(), flash=False):
     numbers["memory_bytes"]["value"] = 1e15
     numbers["flash_attention"] = {"value": int(flash)}
     if flash and gpu != "h800":
-        numbers.pop("product_achievable_fp8", None)
+        numbers["product_achievable_fp8"] = {"value": 0}  # as the others
     for name, factor in factors:
-        numbers[name]["value"] *= factor
+        if name in numbers:
+            numbers[name]["value"] *= factor
     profile = folder / f"{gpu}.profile"
     profile.write_text(json.dumps(numbers))
     return profile

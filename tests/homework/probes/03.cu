@@ -168,8 +168,7 @@ void check_weights(bool used_by_passes) {
       const trace::Interval& own = gathered[unit];
       tell_if(reads.begin < own.end, here(), s.with, name,
               " does not wait until the unit is gathered: it waits for weights_came, which is recorded "
-              "behind the "
-              "gather, on the gather's stream");
+              "behind the gather, on the gather's stream");
       for (int other = 0; other < units; ++other)
         tell_if(
             reads.waited_for != 0 && reads.waited_for == gathered[other].id && gathered[other].end > own.end,
@@ -280,8 +279,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           const Time adds = time_of(ran(), "", "compute");
           tell_if(adds.begin < reduced_until[gradient.sum.data], with, "before_gradients", call,
                   "does not wait, and backward writes into memory that is still being reduced: `free` is "
-                  "recorded "
-                  "behind the last operation that reads it");
+                  "recorded behind the last operation that reads it");
           doing(s.with, copies > 1 ? "sum_copies" : "after_gradients", call,
                 copies > 1 ? text("of own_gradients, ", s.group().shard_size(unit), " elements") : "");
           // In step 0 the reduce-scatter is the latest, then the sum of the copies; in step 1 compute is.
