@@ -26,7 +26,7 @@ import submissions
 from observe import BuildError, Machine, Observation, build, differences, observe
 from observe import hint_in, hints_of, objects_of, progress_of
 from reference import in_workplaces, workplace
-from sandbox import check_sandbox
+from sandbox import check_sandbox, launcher_of
 from sources import ROOT, UsageError, exercise_of, put, read_mutants
 
 passed, failed = 0, 0
@@ -200,10 +200,20 @@ def exercises_of(stages, only):
 
 
 def sandbox(stages):
-    """A run finds in the sandbox what it needs, where there is one."""
-    if shutil.which("bwrap"):
-        said = refusal(check_sandbox, ROOT, stages["03"].program)
-        expect(not said, f"a dry run of 03 ends well in the sandbox {said}")
+    """A run finds in the sandbox what it needs, where there is one; also where PATH has a script for mpirun, as
+    packages.sh writes it."""
+    if not shutil.which("bwrap"):
+        return
+    path = os.environ["PATH"]
+    with tempfile.TemporaryDirectory() as folder:
+        script = pathlib.Path(folder, "mpirun")
+        script.write_text(f"#!/bin/sh\nexec '{launcher_of(shutil.which('mpirun'))}' \"$@\"\n")
+        script.chmod(0o755)
+        for first in (path, f"{folder}:{path}"):
+            os.environ["PATH"] = first
+            said = refusal(check_sandbox, ROOT, stages["03"].program)
+            expect(not said, f"a dry run of 03 with {shutil.which('mpirun')} ends well in the sandbox {said}")
+    os.environ["PATH"] = path
 
 
 def stubs(stages, only=None):

@@ -48,7 +48,7 @@ class Sandbox(Machine):
             bound += [self.tree / "LICENSE", program, NO_PROGRAMS, *libraries_of(next(others))]
             preload = ["LD_PRELOAD", str(NO_PROGRAMS)]
             if several:
-                launcher = pathlib.Path(shutil.which("mpirun") or "mpirun").resolve()
+                launcher = launcher_of(shutil.which("mpirun") or "mpirun")
                 bound += [launcher, launcher.with_name("hydra_pmi_proxy"), *libraries_of(launcher)]
                 command = [str(launcher), "-genv", *preload, *command[1:]]
             else:
@@ -96,6 +96,13 @@ class Sandbox(Machine):
 def quota(folder):
     """A folder of its own, empty at first, which holds so much."""
     return ["--size", str(QUOTA), "--tmpfs", folder]
+
+
+def launcher_of(mpirun):
+    """The program itself, where make's PATH has a script that starts it (common/build/packages.sh): there is no
+    shell in the sandbox."""
+    started = re.search(rb"\nexec '(.+)' \"\$@\"\n$", pathlib.Path(mpirun).read_bytes()[-4096:])
+    return pathlib.Path(os.fsdecode(started[1]) if started else mpirun).resolve()
 
 
 @functools.lru_cache(maxsize=None)
