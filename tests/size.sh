@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7399
-closure-01-path 4370
-closure-02 8377
-closure-03 8559
-closure-04 8524
-closure-05 9280
-closure-06 9275
-closure-07 12477
-product 18020
+closure-01 7407
+closure-01-path 4378
+closure-02 8385
+closure-03 8567
+closure-04 8532
+closure-05 9288
+closure-06 9283
+closure-07 12485
+product 18028
 stand-ins 5763
-other-C++ 21061
+other-C++ 21084
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -118,4 +118,27 @@ TEST_CASE("a step's time ends where the device ended it, not where the host look
   CHECK(line["seconds"] <= first);
 }
 
+TEST_CASE("parameters side by side that decay alike are one launch of the optimizer", "[01]") {
+  Device device;
+  const Options options = test_options(1, 8, 1, 1, 8, 256, /*sequence=*/16, /*micro_batch=*/1, 1);
+  Parameters parameters;
+  for (const bool decays : {false, true, true, true, false, true})
+    parameters.declare({.name = "matrix",
+                        .unit = 0,
+                        .rows = 16,
+                        .columns = 16,
+                        .tensor_split = TensorSplit::replicated_outside,
+                        .decays = decays});
+  parameters.allocate();
+  Optimizer optimizer(options, parameters, device.stream);
+  const AccumTensor zeros = device.upload<accum>(HostMatrix(1, 2, 0));
+  trace::start();
+  optimizer.step(0, reinterpret_cast<double*>(zeros.data));
+  device.stream.synchronize();
+  trace::stop();
+  int launches = 0;
+  for (const trace::Interval& i : trace::take()) launches += i.name.starts_with("adamw_step_kernel");
+  CHECK(launches == 4);
+}
+
 }  // namespace pentatron

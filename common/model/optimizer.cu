@@ -102,18 +102,26 @@ void Optimizer::step(int64_t step, double* norm_squared) {
     const State& state = states_[i];
     // Without master weights `real` is `accum`, and the optimizer updates the weights themselves.
     accum* master = has_master_weights ? state.master.data : reinterpret_cast<accum*>(shard.weights);
-    for (const ParameterRange& range : parameters_.ranges(shard)) {
-      const Parameter& p = *range.parameter;
-      const size_t at = range.begin_in_shard;
+    const std::vector<ParameterRange> ranges = parameters_.ranges(shard);
+    for (size_t r = 0; r < ranges.size();) {
+      const Parameter& p = *ranges[r].parameter;
+      const size_t at = ranges[r].begin_in_shard;
+      size_t size = ranges[r].size;
+      // Adjacent ranges that decay alike are one launch: an element's update depends on no other element.
+      const auto joins = [&](const ParameterRange& next) {
+        const Parameter& q = *next.parameter;
+        return next.begin_in_shard == at + size && q.decays == p.decays && !q.own_step && !p.own_step;
+      };
+      while (++r < ranges.size() && joins(ranges[r])) size += ranges[r].size;
       adamw.weight_decay = p.decays ? config_.weight_decay : 0;
       if (p.own_step) {
-        p.own_step(shard.weights + at, master + at, shard.gradients + at, factors_, range.size, stream_);
+        p.own_step(shard.weights + at, master + at, shard.gradients + at, factors_, size, stream_);
       } else if (config_.optimizer == OptimizerKind::adamw) {
         adamw_step(adamw, shard.weights + at, master + at, shard.gradients + at, state.moment1.data + at,
-                   state.moment2.data + at, factors_, range.size, stream_);
+                   state.moment2.data + at, factors_, size, stream_);
       } else {
-        sgd_step(adamw.lr, adamw.weight_decay, shard.weights + at, master + at, shard.gradients + at,
-                 factors_, range.size, stream_);
+        sgd_step(adamw.lr, adamw.weight_decay, shard.weights + at, master + at, shard.gradients + at, factors_,
+                 size, stream_);
       }
     }
   }
