@@ -16,7 +16,7 @@ closure-06 9283
 closure-07 12485
 product 18028
 stand-ins 5763
-other-C++ 21084
+other-C++ 21085
 '
 
 tests=$(realpath "$(dirname "$0")")

@@ -31,6 +31,7 @@
 
 namespace {
 
+using pentatron::in_tree;
 using pentatron::tests::read_file;
 using pentatron::tests::TemporaryFolder;
 

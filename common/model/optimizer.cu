@@ -120,8 +120,8 @@ void Optimizer::step(int64_t step, double* norm_squared) {
         adamw_step(adamw, shard.weights + at, master + at, shard.gradients + at, state.moment1.data + at,
                    state.moment2.data + at, factors_, size, stream_);
       } else {
-        sgd_step(adamw.lr, adamw.weight_decay, shard.weights + at, master + at, shard.gradients + at, factors_,
-                 size, stream_);
+        sgd_step(adamw.lr, adamw.weight_decay, shard.weights + at, master + at, shard.gradients + at,
+                 factors_, size, stream_);
       }
     }
   }
