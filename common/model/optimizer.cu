@@ -74,22 +74,29 @@ std::vector<AccumTensor> Optimizer::states(size_t shard) const {
   return all;
 }
 
+// Adjacent ranges become one, where their parameters are `alike`: fewer kernels do the same.
+template <typename Alike>
+static std::vector<ParameterRange> joined(const std::vector<ParameterRange>& ranges, Alike alike) {
+  std::vector<ParameterRange> result;
+  for (const ParameterRange& range : ranges) {
+    ParameterRange* last = result.empty() ? nullptr : &result.back();
+    if (last != nullptr && last->begin_in_shard + last->size == range.begin_in_shard &&
+        alike(*last->parameter, *range.parameter)) {
+      last->size += range.size;
+    } else {
+      result.push_back(range);
+    }
+  }
+  return result;
+}
+
 void Optimizer::add_norm_squared(double* norm_squared) {
   for (const Shard& shard : parameters_.shards()) {
-    // One call sums adjacent ranges: the bits do not depend on how a unit is divided into parameters.
-    size_t begin = 0, end = 0;
-    const auto add_sum = [&] {
-      if (end > begin) sum_of_squares(shard.gradients + begin, end - begin, parts_, norm_squared, stream_);
-    };
-    for (const ParameterRange& range : parameters_.counted_ranges(shard)) {
-      if (range.parameter->own_step) continue;
-      if (range.begin_in_shard != end) {
-        add_sum();
-        begin = range.begin_in_shard;
-      }
-      end = range.begin_in_shard + range.size;
-    }
-    add_sum();
+    std::vector<ParameterRange> counted = parameters_.counted_ranges(shard);
+    std::erase_if(counted, [](const ParameterRange& range) { return bool(range.parameter->own_step); });
+    // Joined, because the bits of a sum are not to depend on how a unit is divided into parameters.
+    for (const ParameterRange& range : joined(counted, [](auto&, auto&) { return true; }))
+      sum_of_squares(shard.gradients + range.begin_in_shard, range.size, parts_, norm_squared, stream_);
   }
 }
 
@@ -102,26 +109,21 @@ void Optimizer::step(int64_t step, double* norm_squared) {
     const State& state = states_[i];
     // Without master weights `real` is `accum`, and the optimizer updates the weights themselves.
     accum* master = has_master_weights ? state.master.data : reinterpret_cast<accum*>(shard.weights);
-    const std::vector<ParameterRange> ranges = parameters_.ranges(shard);
-    for (size_t r = 0; r < ranges.size();) {
-      const Parameter& p = *ranges[r].parameter;
-      const size_t at = ranges[r].begin_in_shard;
-      size_t size = ranges[r].size;
-      // Adjacent ranges that decay alike are one launch: an element's update depends on no other element.
-      const auto joins = [&](const ParameterRange& next) {
-        const Parameter& q = *next.parameter;
-        return next.begin_in_shard == at + size && q.decays == p.decays && !q.own_step && !p.own_step;
-      };
-      while (++r < ranges.size() && joins(ranges[r])) size += ranges[r].size;
+    const auto alike = [](const Parameter& p, const Parameter& q) {
+      return p.decays == q.decays && !p.own_step && !q.own_step;
+    };
+    for (const ParameterRange& range : joined(parameters_.ranges(shard), alike)) {
+      const Parameter& p = *range.parameter;
+      const size_t at = range.begin_in_shard;
       adamw.weight_decay = p.decays ? config_.weight_decay : 0;
       if (p.own_step) {
-        p.own_step(shard.weights + at, master + at, shard.gradients + at, factors_, size, stream_);
+        p.own_step(shard.weights + at, master + at, shard.gradients + at, factors_, range.size, stream_);
       } else if (config_.optimizer == OptimizerKind::adamw) {
         adamw_step(adamw, shard.weights + at, master + at, shard.gradients + at, state.moment1.data + at,
-                   state.moment2.data + at, factors_, size, stream_);
+                   state.moment2.data + at, factors_, range.size, stream_);
       } else {
         sgd_step(adamw.lr, adamw.weight_decay, shard.weights + at, master + at, shard.gradients + at,
-                 factors_, size, stream_);
+                 factors_, range.size, stream_);
       }
     }
   }
