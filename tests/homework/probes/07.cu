@@ -227,6 +227,11 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
             ": rows leave before compute has written them: the experts' stream waits for compute");
     tell_if(busy_time(compute, shortest_kernel).begin >= travels.end, here(), call,
             ": compute waits for the rows before await_rows(): nothing hides the messages");
+    const int64_t moved = traffic(experts, "all_to_all_v").elements;
+    experts.reset_traffic();
+    tell_if(moved != std::ssize(dispatch ? by_expert : by_rank), here(), call, " sends ", moved,
+            " elements in place of ", (dispatch ? by_expert : by_rank).size(),
+            ": a part has rows * d elements; dispatch sends from `permuted`, combine from `dispatched`");
     exchange.await_rows();
     tell_if(
         busy_time(compute, shortest_kernel).begin < travels.end, here(), call,
