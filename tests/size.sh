@@ -16,7 +16,7 @@ closure-06 9275
 closure-07 12477
 product 18020
 stand-ins 5763
-other-C++ 21118
+other-C++ 21111
 '
 
 tests=$(realpath "$(dirname "$0")")
