@@ -255,9 +255,9 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
     const std::string operation = stage == 0 ? "all_reduce" : "reduce_scatter";
     DeviceArena memory(Purpose::activations);
     const AccumTensor term = memory.matrix<accum>(2 * n, 1 << units);
-    std::map<const accum*, double> reduced_until;  // in virtual time, by memory
-    double summed_at = 0;
-    uint64_t sum_before = 0;  // of the copies
+    std::map<const accum*, double> reduced_until;  // and added, in virtual time, by memory
+    double reduced_at = 0, copied_at = 0;          // the sums of a copy's ranks, and those of the copies
+    uint64_t sum_before = 0;                       // of the copies
     ran();
     for (int step = 0; step < 2; ++step) {
       for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
@@ -278,8 +278,8 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           accumulate({term.data, gradient.sum.rows, gradient.sum.columns}, gradient, s.compute);
           const Time adds = time_of(ran(), "", "compute");
           tell_if(adds.begin < reduced_until[gradient.sum.data], with, "before_gradients", call,
-                  "does not wait, and backward writes into memory that is still being reduced: `free` is "
-                  "recorded behind the last operation that reads it");
+                  "does not wait, and backward writes into memory that is still being read: `free` has to "
+                  "be recorded behind the last operation that reads it, on the stream of that operation");
           doing(s.with, copies > 1 ? "sum_copies" : "after_gradients", call,
                 copies > 1 ? text("of own_gradients, ", s.group().shard_size(unit), " elements") : "");
           // In step 0 the reduce-scatter is the latest, then the sum of the copies; in step 1 compute is.
@@ -295,8 +295,9 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
                   "reduces, and does not wait until backward has written");
           tell_if(copies_sum.begin < shard_written, with, "sum_copies", call,
                   "does not wait for the stream of the reduce-scatter, which writes the shard");
-          reduced_until[gradient.sum.data] = reduces.end;
-          summed_at = std::max({summed_at, reduces.end, copies_sum.end});
+          reduced_until[gradient.sum.data] =
+              std::max(reduces.end, time_of(log, "accumulate_kernel", "shard").end);
+          reduced_at = std::max(reduced_at, reduces.end), copied_at = std::max(copied_at, copies_sum.end);
           for (const trace::Interval& i : log) {
             tell_if(i.stream == "shard" && i.waited_for != 0 && i.waited_for == sum_before, with,
                     "after_gradients", call,
@@ -327,9 +328,11 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
       doing(s.with, "finish_gradient_sync()");
       s.zero->finish_gradient_sync();
       s.shard_ranks.reset_traffic();
-      tell_if(
-          busy_time(s.compute).begin < summed_at, here(), s.with,
-          "finish_gradient_sync(): compute does not wait for the sums, and the optimizer reads them next");
+      const double begin = busy_time(s.compute).begin;
+      tell_if(begin < std::max(reduced_at, copied_at), here(), s.with,
+              "finish_gradient_sync(): compute does not wait for the sums ",
+              begin < reduced_at ? "of the shard ranks" : "of the copies",
+              ", and the optimizer reads them next");
       std::string wrong;
       for (const Shard& shard : s.parameters.shards()) {
         if (wrong.empty())

@@ -82,6 +82,8 @@ TEST_CASE("05.1: the order of 1F1B", "[05.1]") {
       "nth(input_gradient, 0, p = 2, v = 2) is of chunk 0, and should be of 1: each action but forward "
       "is a backward, and backward begins at the last chunk");
   tell_order("with_warm_up(), v = 2", with_warm_up(2, 4, 2, 4, Action::backward), 2, 4, 2, 0, 5);
+  tell_alike(with_warm_up(2, 1, 1, 0, Action::input_gradient).back().action != Action::input_gradient,
+             "with_warm_up(): its backwards are not the action that the caller gives; ZB-H1 gives another");
 }
 
 TEST_CASE("05.2: interleaving", "[05.2]") {
@@ -282,7 +284,10 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
         const double begin = begin_of();
         tell_if(takes_part && begin < until, here(), call,
                 rank == from ? " does not wait until compute has written it"
-                             : " overwrites what " + used + " still reads: a wait for an event is missing");
+                             : " overwrites what " + used + " still reads: it has to wait for " +
+                                   (!by_compute  ? "gradient_sent"
+                                    : activation ? "used"
+                                                 : "gradient_read"));
       }
       // What it must not wait for.
       for (int other = -1; other < message_streams; ++other) {
@@ -303,7 +308,8 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
   auto& in_flight = p.in_flight(f);
   // When compute begins with a pass, and ends.
   const auto pass = [&](bool forward) {
-    doing(forward ? "compute_forward()" : "compute_backward()");
+    doing(forward ? "compute_forward(): without the embedding, its input buffer is to be a.input()"
+                  : "compute_backward()");
     ran();
     forward ? p.compute_forward(f, batches[0]) : p.compute_backward(b, batches[0]);
     return time_of(ran(), "", "compute");
@@ -340,6 +346,42 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
     if (user) wait_event(user, *event);
     tell_if(user && busy_time(user).begin < end, here(), "compute_backward() ", why);
   }
+}
+
+TEST_CASE("05.5: a stage that follows another one on its rank", "[05.5]") {
+  const auto options = test_options<CombinedOptions>(6, 16, 2, 1, 24, 32, 16, 2, 8);
+  World world(nullptr, nullptr);
+  Communicator ranks(world, world.all(), "ranks");
+  ParallelModel model(options, pipeline(PpSchedule::zb_v, 2), world, ranks);
+  auto& p = static_cast<Opened&>(*model.pipeline);
+  const Batch batch = model.loader->load(random_batches(options, 1), model.stream)[0];
+  const Stream sends("sends"), receives("receives");
+  doing("two stages on one rank: hand_over() copies from one to the other");
+  std::string wrong;
+  if (world.rank() == world.ranks() - 1) {
+    const Instruction f = {Action::forward, 0, 1};
+    Opened::InFlight &before = p.in_flight({Action::forward, 0, 0}), &own = p.in_flight(f);
+    const Tensor from = before.activations->output, gradient = own.activations->d_residual;
+    for (const Tensor& x : {from, gradient})
+      write<real>(model.stream, x.data, owned_values<real>(0, x.size()));
+    p.compute_forward(f, batch);
+    const bool came = at(p.input(f).x) == at(from);
+    const double sent = busy_time(sends).end;
+    before.gradient_sent.record(sends);
+    p.compute_backward({Action::backward, 0, 1}, batch);
+    trace::Interval copy = {};
+    for (const trace::Interval& i : ran())
+      if (i.name == "memcpy" && i.stream == "compute") copy = i;
+    wait_event(receives, own.gradient_read);
+    const double read = busy_time(receives).begin;
+    wrong = !came ? "compute_forward() does not copy the output from there to its input"
+            : at(before.activations->d_residual) != at(gradient)
+                ? "compute_backward() does not copy its gradient there"
+            : copy.begin < sent ? "compute_backward() copies over a gradient that is still sent from there"
+            : read < copy.end ? "compute_backward() records gradient_read before its gradient is copied there"
+                              : "";
+  }
+  tell(wrong.empty() ? "" : here() + "the previous stage is on this rank, too: " + wrong);
 }
 
 }  // namespace pentatron::probes

@@ -103,7 +103,7 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
   Device device;
   const int heads = 2, size = 4, batch = 2, stride = 4, queries = 2;
   for (const double shift : {0.0, 900.0}) {  // with large scores, too
-    const auto before = [](int64_t row, int64_t h) { return 1.0 + static_cast<double>(row + 4 * h); };
+    const auto before = [](int64_t row, int64_t h) { return 1.0 + static_cast<double>(row + 6 * h); };
     const auto added = [](int64_t row, int64_t h) { return 3.0 + 2.0 * static_cast<double>(row + h); };
     const int64_t rows = batch * stride;
     HostMatrix out(rows, heads * size), block_out(rows, heads * size), lse(rows, heads),
@@ -140,12 +140,15 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
                    "the result is not finite: exp() overflows");
         if (std::abs(share - due) > 1e-9) {
           const double of_keys = added(i, h) / share;  // the sum of which the block has this share
-          tell_alike(true, of, "the block's share in out is ", text(share), " and should be ",
-                     text(added(i, h)), " of ", text(all), " keys",
-                     (std::abs(of_keys - all - added(i, h)) < 1e-6
-                          ? ": the lse was merged before the share was taken"
-                      : std::abs(share - 1 + due) < 1e-9 ? ": that is the share of what was there before"
-                                                         : ""));
+          tell_alike(
+              true, of, "the block's share in out is ", text(share), " and should be ", text(added(i, h)),
+              " of ", text(all), " keys",
+              (std::abs(of_keys - all - added(i, h)) < 1e-6
+                   ? ": the lse was merged before the share was taken"
+               : std::abs(share - 1 + due) < 1e-9 ? ": that is the share of what was there before"
+               : std::abs(of_keys * added(i, 1 - h) / added(i, h) - before(i, 1 - h) - added(i, 1 - h)) < 1e-6
+                   ? ": that is the share of another head"
+                   : ""));
         }
         tell_alike(std::abs(kept - 1 + due) > 1e-9, of, "of what was there before ", text(kept),
                    " remains, and should be ", text(before(i, h)), " of ", text(all), " keys, 1 - share");

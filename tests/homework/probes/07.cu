@@ -157,49 +157,43 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
   DeviceArena memory(Purpose::activations);
   const Matrix<int32_t> counts = memory.matrix<int32_t>(2, all);
   const Tensor permuted = memory.matrix<real>(64, d), dispatched = memory.matrix<real>(64, d);
-  ExpertExchange exchange(all, experts, compute);
+  Communicator alone(world, {rank}, "alone");  // has all experts
+  ExpertExchange exchange(all, experts, compute), at_home(all, alone, compute);
   exchange.connect(counts);
   std::vector<int32_t> sent;
   for (int e = 0; e < all; ++e) sent.push_back(count(rank, e));
-  const RowCounts host(all);
-  write(compute, counts.data, sent);
-  const double counted = busy_time(compute).end;
-  doing("exchange_counts(): each rank tells each other one how many rows it sends to its experts");
-  exchange.exchange_counts(counts.row_range(0, 1), counts.row_range(1, 1), host);
-  for (const trace::Interval& i : ran()) {
-    tell_if(i.begin < counted, here(),
-            "exchange_counts() does not wait until compute has written the counts");
-    tell_if(
-        i.stream == "compute", here(),
-        "exchange_counts() uses the stream of compute: await_counts() waits for that of the experts' ranks");
-  }
-  exchange.await_counts();
+  const RowCounts host(all), of_home(all);
   std::string wrong;
-  for (int from = 0; from < n && wrong.empty(); ++from) {
-    for (int i = 0; i < own && wrong.empty(); ++i) {
-      const int is = host.came[from * own + i], due = count(from, rank * own + i);
-      if (is != due)
-        wrong = text(here(), "came[", from, ", ", i, "] is ", is, "; rank ", from, " sends ", due,
-                     " rows to expert ", rank * own + i, " here");
+  for (const bool one_rank : {false, true}) {
+    write(compute, counts.data, sent);
+    const double counted = busy_time(compute).end;
+    doing(one_rank
+              ? "exchange_counts() of a rank that has all experts"
+              : "exchange_counts(): each rank tells each other one how many rows it sends to its experts");
+    const RowCounts& is = one_rank ? of_home : host;
+    ExpertExchange& of = one_rank ? at_home : exchange;
+    of.exchange_counts(counts.row_range(0, 1), counts.row_range(1, 1), is);
+    for (const trace::Interval& i : ran()) {
+      tell_if(i.begin < counted, here(),
+              "exchange_counts() does not wait until compute has written the counts");
+      tell_if(i.stream == "compute", here(),
+              "exchange_counts() uses the stream of compute: await_counts() waits for that of the experts' "
+              "ranks");
     }
+    of.await_counts();
+    const std::string who =
+        here() + (one_rank ? "it has all experts, so nothing travels, and came is sent: " : "");
+    for (int e = 0; e < all && wrong.empty(); ++e) {
+      const int from = one_rank ? rank : e / own, expert = one_rank ? e : rank * own + e % own;
+      if (is.came[e] != count(from, expert))
+        wrong = text(who, "came[", one_rank ? 0 : from, ", ", one_rank ? e : e % own, "] is ", is.came[e],
+                     "; rank ", from, " sends ", count(from, expert), " rows to expert ", expert, " here");
+      else if (is.sent[e] != sent[e])
+        wrong = text(who, "sent[", e, "] is ", is.sent[e], " on the host, and should be ", sent[e]);
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+    tell(wrong);
   }
-  for (int e = 0; e < all && wrong.empty(); ++e)
-    if (host.sent[e] != sent[e])
-      wrong = text(here(), "sent[", e, "] is ", host.sent[e], " on the host, and should be ", sent[e]);
-  CUDA_CHECK(cudaDeviceSynchronize());
-  tell(wrong);
-  Communicator alone(world, {rank}, "alone");  // has all experts
-  ExpertExchange at_home(all, alone, compute);
-  at_home.connect(counts);
-  doing("exchange_counts() of a rank that has all experts");
-  const RowCounts of_home(all);
-  at_home.exchange_counts(counts.row_range(0, 1), counts.row_range(1, 1), of_home);
-  at_home.await_counts();
-  for (int e = 0; e < all; ++e)
-    tell_if(of_home.came[e] != sent[e] || of_home.sent[e] != sent[e], here(),
-            "a rank that has all experts: came[", e, "] is ", of_home.came[e], " and sent[", e, "] ",
-            of_home.sent[e], " on the host, which both should be ", sent[e],
-            ": nothing travels, but the host reads both");
   // A row's elements are its owner, 10 * rank + expert, and its place among the rows from there to there.
   const auto name = [&](int owner) { return text("rank ", owner / 10, "'s rows for expert ", owner % 10); };
   std::vector<real> by_expert, by_rank;
@@ -227,13 +221,17 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
             ": rows leave before compute has written them: the experts' stream waits for compute");
     tell_if(busy_time(compute, shortest_kernel).begin >= travels.end, here(), call,
             ": compute waits for the rows before await_rows(): nothing hides the messages");
+    const int64_t moved = traffic(experts, "all_to_all_v").elements;
+    experts.reset_traffic();
+    tell_if(moved != std::ssize(dispatch ? by_expert : by_rank), here(), call, " sends ", moved,
+            " elements in place of ", (dispatch ? by_expert : by_rank).size(),
+            ": a part has rows * d elements; dispatch sends from `permuted`, combine from `dispatched`");
     exchange.await_rows();
     tell_if(
         busy_time(compute, shortest_kernel).begin < travels.end, here(), call,
         ": after await_rows() compute does not wait until the rows are there: arrived_ is recorded behind "
         "the messages, on the experts' stream");
     const std::vector<real> is = at(to);
-    wrong.clear();
     for (const auto& [owner, expert, first] : dispatch ? of_rank : of_expert) {
       if (wrong.empty())
         wrong = wrong_copy(call + ": where " + name(10 * owner + expert) + " should lie",

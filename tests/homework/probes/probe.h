@@ -106,18 +106,22 @@ struct Sum {
       const auto of_part = times.begin() + c / ranks * ranks;
       const bool alike = parts > 1 && std::equal(of_part + 1, of_part + ranks, of_part);
       if ((alike && c % ranks > 0) || (many && times[c] == counts(c))) continue;
-      text += (text.empty() ? "" : ", ") + (alike ? "every " + part + " " + number(c / ranks) : name(c)) +
-              " " + words(times[c]) + (many && !counts(c) ? ", who should not be in it" : "");
+      text += (text.empty() ? "" : ", ") +
+              (alike ? "every rank's " + part + " " + number(c / ranks) : name(c)) + " " + words(times[c]) +
+              (many && !counts(c) ? ", who should not be in it" : "");
     }
     const auto all = std::accumulate(times.begin(), times.end(), int64_t{0});
     const bool equal = all == times[0] * contributors();
     if (equal && divided > 1) return "is divided by " + number(divided) + ": a sum is asked for, no mean";
     if (divided > 1) return "is divided on its way: it has " + text;
     const bool again = equal && times[0] == ranks && parts == 1;
+    const bool replaced =
+        parts > 1 && all == ranks && std::count(times.end() - ranks, times.end(), 1) == ranks;
     if (!once)
       return "has " + text + due +
              (all == 1 && counted.size() != 1 ? ": nothing was added to it"
               : again                         ? ": what was a sum already was summed again"
+              : replaced                      ? ": what came last has taken the place of what was there"
               : digits != all * place ? ", and of other elements: what came was added in another place"
                                       : "");
     if (digits != all * place)
