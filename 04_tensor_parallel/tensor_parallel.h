@@ -72,7 +72,7 @@ class TensorParallel : public TensorRegion {
     return sum;
   }
 
- private:
+ protected:  // tests call these two by themselves
   // x [outside, d], V -> [rows, d], R: all ranks' rows in the order of the ranks. Without sequence
   // parallelism x itself, I -> R.
   Tensor gather(Tensor x) {

@@ -254,7 +254,7 @@ def end_of(status, output):
         line.strip()
         for line in output.splitlines()
         if re.search(r"fail|not valid|error|does not|cannot|terminate", line, re.I)
-        and not re.search(r"hwloc|libuc", line)
+        and not re.search(r"hwloc|libuc|^\s*\d+ +/", line)  # the last one is a frame of a stack
     ]
     lines = [re.sub(r"^(rank \d+[^:]*|\S*what\(\)): *", "", line) for line in lines]
     return lines[0][:160] if lines else f"it ends with status {status}"

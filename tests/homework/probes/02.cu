@@ -42,7 +42,8 @@ void check_gradients(bool alone) {
     ran();
     for (int step = 0; step < 2; ++step) {
       const std::string with =
-          text("--dp-sync ", to_string(sync), step == 0 ? ": " : ", step 2, with what step 1 has left: ");
+          text("--dp-sync ", to_string(sync),
+               step == 0 ? ": " : ", step 2, with what finish_gradient_sync() of step 1 has left: ");
       const std::string places =
           sync == DpSync::bucket
               ? "the first bucket ends where the array ends, another one where the one before it began"
@@ -60,7 +61,7 @@ void check_gradients(bool alone) {
         const std::vector<trace::Interval> backward = ran();
         for (const trace::Interval& i : backward)
           tell_if(last_sum != 0 && i.waited_for == last_sum, here(), with,
-                  "compute waits for a sum in the middle of backward, which is there to hide it");
+                  "after after_gradients() compute waits for the sum, and backward is there to hide it");
         written = time_of(backward, "memcpy", "compute").end;
         hooks.after_gradients(unit, true);
         const std::vector<trace::Interval> sums_of_unit = ran();
@@ -75,17 +76,17 @@ void check_gradients(bool alone) {
                                                            : complete / bucket * bucket;
         const int64_t sent = traffic(data, "all_reduce").elements;
         const bool rest_too = sync == DpSync::bucket && unit == 0 && sent == complete;  // at once: as good
-        tell_alike(sent != expected && !rest_too, with, "when unit ", unit, " is complete, sums of ", sent,
+        tell_alike(sent != expected && !rest_too, with, step == 0 ? "in after_gradients(), " : "",
+                   "when unit ", unit, " is complete, sums of ", sent,
                    " elements are under way, and should be of ", expected, ": ", complete,
                    " are complete at the end of the array",
                    (sync == DpSync::bucket ? ", a bucket has " + number(bucket) : ""));
       }
       if (alone) {
         const size_t sent = traffic(data, "all_reduce").elements, begin = all.size() - sent;
-        const std::vector<accum> sums = at(all);
         const std::string wrong =
             sum.wrong(with + "the end of the gradients, which after_gradients() has summed",
-                      std::span(sums.data() + begin, sent), begin);
+                      at(all.data + begin, sent), begin);
         tell(wrong.empty() ? "" : wrong + "; " + places);
         data.reset_traffic();
         break;
@@ -103,12 +104,11 @@ void check_gradients(bool alone) {
               "in finish_gradient_sync() the sum does not wait until compute has written the gradients");
       tell_if(busy_time(compute).begin < summed_at, here(), with,
               "after finish_gradient_sync() compute does not wait for the sums");
-      const std::vector<accum> sums = at(all);
       std::string wrong;
       for (int unit = units - 1; unit >= 0 && wrong.empty(); --unit) {
         const size_t place = group->gradients(unit) - all.data;
         wrong = sum.wrong(with + "after finish_gradient_sync() unit " + number(unit) + " of " + number(units),
-                          std::span(&sums[place], group->size(unit)), place);
+                          at(group->gradients(unit), group->size(unit)), place);
       }
       tell(wrong);
       const int64_t summed = traffic(data, "all_reduce").elements, size = all.size();
@@ -122,8 +122,7 @@ void check_gradients(bool alone) {
 
 TEST_CASE("02.1: parts of an array", "[02.1]") {
   for (const int n : {1, 2, 3, 4}) {
-    for (const size_t whole :
-         {size_t{12}, size_t{10}, size_t{2}, size_t{5'000'000'000}}) {  // more than an int
+    for (const size_t whole : std::vector<size_t>{12, 10, 2, 5'000'000'000}) {  // also more than an int
       size_t end = 0, smallest = whole, largest = 0;
       const std::string of = text("of ", whole, " elements on ", n, " ranks: ");
       for (int i = 0; i < n; ++i) {

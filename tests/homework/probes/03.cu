@@ -339,7 +339,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           wrong = sum.wrong(s.with + "step " + number(step + 1) + ", shard of " + unit_names[shard.unit],
                             at(shard.gradients, shard.size()), shard.begin);
       }
-      if (step == 1 && !wrong.empty()) wrong += ". The step before was right: something of it is left";
+      if (step == 1 && !wrong.empty()) wrong += ". The step before was right: its sum is left, and added to";
       tell(wrong);
     }
     s.tell_memory(stage);

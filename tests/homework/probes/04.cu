@@ -127,6 +127,10 @@ struct Region {
   }
 };
 
+struct Opened : TensorParallel {  // for which its caller waits
+  using TensorParallel::begin_sum;
+};
+
 }  // namespace
 
 TEST_CASE("04.1: gather and sum", "[04.1]") {
@@ -143,7 +147,8 @@ TEST_CASE("04.1: gather and sum", "[04.1]") {
           "r-th part");
     r.tell_waits("begin_sum()", [&] { r.region->leave(r.all); });
     ran();
-    r.region->enter_backward(r.all, [&] { busy(r.compute); });
+    static_cast<Opened&>(*r.region).begin_sum(r.all);
+    busy(r.compute);
     const std::vector<trace::Interval> of_sum = ran();
     tell_if(time_of(of_sum, "busy_kernel", "compute").begin >= time_of(of_sum, "", "tensor").end, here(),
             r.with, "begin_sum(): compute waits for the sum, so nothing hides it; its caller is who waits");
@@ -194,8 +199,7 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
 }
 
 TEST_CASE("04.3: partial gradients", "[04.3]") {
-  // With the regions in which the gradients are partial: those without sequence parallelism (1) and with it
-  // (2).
+  // With the regions in which the gradient is partial: without sequence parallelism (1), with it (2).
   const std::tuple<TensorSplit, const char*, int> splits[] = {
       {TensorSplit::by_output, "split by output", 0},
       {TensorSplit::by_input, "split by input", 0},
@@ -333,7 +337,8 @@ TEST_CASE("04.5: products in chunks", "[04.5]") {
     wrong = r.wrong_sum("leave_linear()", r.region->leave_linear(r.blas, r.all, r.identity, r.result));
     if (sp && !wrong.empty())
       wrong +=
-          ". A chunk's product is packed: its rows of rank 0, then of rank 1, as a reduce-scatter reads them";
+          ". x lies in place, all rows of rank 0, then of rank 1. A chunk's product is packed: some rows of "
+          "each rank, as a reduce-scatter reads them";
     tell(wrong);
     const std::string operation = sp ? "reduce_scatter" : "all_reduce";
     tell_if(traffic(r.tensor, operation).calls < 2, here(), r.with, "leave_linear() has ",

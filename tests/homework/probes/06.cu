@@ -83,11 +83,11 @@ TEST_CASE("06.2: positions", "[06.2]") {
         const std::string of = text(to_string(layout), ", ", sequence, " tokens on ", ranks, " ranks: rank ",
                                     rank, " has ", text_of(positions), ": ");
         for (const int position : positions) {
-          tell_alike(position < 0 || position >= sequence, of, position, " is beyond the sequence");
-          const int owner = owner_of(layout, sequence, ranks, position);
+          const bool there = position >= 0 && position < sequence;
+          const int owner = there ? owner_of(layout, sequence, ranks, position) : -1;
           tell_alike(
-              owner != rank, of, position, " is in chunk ", position / size, " of ", parts,
-              ", which is rank ", owner, "'s",
+              owner != rank, of, position, " is in chunk ", position / size, " (the first is 0) of ", parts,
+              there ? text(", which is rank ", owner, "'s") : ", beyond the sequence",
               layout == CpLayout::zigzag ? ": rank r has the r-th chunk and the r-th from the end" : "");
         }
         tell_alike(!std::ranges::is_sorted(positions), of,
@@ -239,7 +239,6 @@ struct Ring {
     return t;
   }
   std::string key(int position) const { return key_of(layout, sequence, n, position); }
-  std::string query(int position) const { return "query " + number(position); }
 
   // Whether this rank masks the keys of `origin` as if they were earlier, its own or later, and they are not.
   // times(i, j): how often its query i met their key j.
@@ -322,17 +321,18 @@ struct Ring {
               : what.ends_with("d_q") ? "blocks add to d_q, which nobody has zeroed"
               : zeroed < 2 * n + 1    ? "a block adds to its part, which nobody has zeroed in this step"
                                       : "a hop sends sums from a buffer that nobody has filled");
+    const std::string meets = what + ": query " + number(q) + " meets " + key(k);
     const double times = found / once;
     if (once == 0 ? found == 0 : std::abs(times - 1) < 1e-9) return "";
     if (k > q)
-      return what + ": " + query(q) + " meets " + key(k) +
+      return meets +
              ", which comes after it: visible_block() says what of a block is seen, from which query on";
     std::string how = std::abs(times) < 1e-9 ? "never" : text(times, " times");
     if (how == "never" && (what.ends_with("d_k") || what.ends_with("d_v")))
       how += ": a part was lost: each hop of the sums sends those to which compute has just added";
-    if (std::abs(times - n) < 1e-9) return what + ": " + query(q) + " meets " + key(k) + " in every step";
+    if (std::abs(times - n) < 1e-9) return meets + " in every step";
     if (times > 1.5) how += ": its part of the step before is still there, or a part is added in two steps";
-    return what + ": " + query(q) + " meets " + key(k) + " " + how;
+    return meets + " " + how;
   }
 };
 
@@ -345,9 +345,7 @@ TEST_CASE("06.4: the ring in forward", "[06.4]") {
       const Tensor q = ring.rows(0), v = ring.rows(1);
       ring.context.reset_traffic();
       doing(to_string(layout),
-            ": forward(): in each step but the last one each rank sends on the keys that came, also those "
-            "that none of its queries "
-            "sees");
+            ": forward(): in each step but the last a rank sends on what came, seen or not");
       const MemoryBytes before = memory_in_use();
       const AttentionTensors t = ring.forward(q, q, v);
       const int64_t taken = elements_of<real>(Purpose::communication, before);

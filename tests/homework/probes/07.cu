@@ -1,6 +1,5 @@
 // Probes of stage 07.
 // ranks: 4
-
 #include "07_combined_5d/combined.h"
 #include "model.h"
 #include "probe.h"
@@ -237,6 +236,7 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
         wrong = wrong_copy(call + ": where " + name(10 * owner + expert) + " should lie",
                            std::span(&is[first], count(owner, expert) * d), 10 * owner + expert, 0, name);
     }
+    if (wrong.ends_with("never written")) wrong += ": a message of n rows has n * d elements";
     tell(wrong);
   }
 }
