@@ -6,17 +6,17 @@
 set -uo pipefail
 
 ceilings='
-closure-01 7407
-closure-01-path 4378
-closure-02 8385
-closure-03 8567
-closure-04 8532
-closure-05 9288
-closure-06 9283
-closure-07 12485
-product 18028
+closure-01 7409
+closure-01-path 4380
+closure-02 8387
+closure-03 8569
+closure-04 8534
+closure-05 9290
+closure-06 9285
+closure-07 12487
+product 18030
 stand-ins 5763
-other-C++ 21085
+other-C++ 21134
 '
 
 tests=$(realpath "$(dirname "$0")")
