@@ -179,7 +179,7 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
       const int is = host.came[from * own + i], due = count(from, rank * own + i);
       if (is != due)
         wrong = text(here(), "came[", from, ", ", i, "] is ", is, "; rank ", from, " sends ", due,
-                     " rows to expert ", rank * own + i, " here");
+                     " rows to expert ", rank * own + i, " here: own_ counts come from each rank");
     }
   }
   for (int e = 0; e < all && wrong.empty(); ++e)
