@@ -119,8 +119,8 @@ void check_weights(bool used_by_passes) {
       for (const int unit : held) {
         if (bits >> unit & 1)
           wrong = "gathers " + unit_names[unit] +
-                  " again: it was in a buffer, and the prefetch of another unit must not take that of the "
-                  "unit in use";
+                  " again: it was in a buffer, whose `unit` has to say so; and no prefetch may take the "
+                  "buffer in use";
       }
       if (wrong.empty() && bits & ~allowed)
         wrong = text("gathers ", names_of(bits), ", and should gather ", allowed ? "at most " : "",

@@ -186,7 +186,8 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
       const int from = one_rank ? rank : e / own, expert = one_rank ? e : rank * own + e % own;
       if (is.came[e] != count(from, expert))
         wrong = text(who, "came[", one_rank ? 0 : from, ", ", one_rank ? e : e % own, "] is ", is.came[e],
-                     "; rank ", from, " sends ", count(from, expert), " rows to expert ", expert, " here");
+                     "; rank ", from, " sends ", count(from, expert), " rows to expert ", expert, " here",
+                     one_rank ? "" : ": own_ counts come from each rank");
       else if (is.sent[e] != sent[e])
         wrong = text(who, "sent[", e, "] is ", is.sent[e], " on the host, and should be ", sent[e]);
     }
