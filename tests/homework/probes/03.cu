@@ -143,8 +143,7 @@ void check_weights(bool used_by_passes) {
                  : ", which is used now"));
       }
     };
-    // In virtual time: when each unit was gathered and the optimizer had written; who used memory last, until
-    // when.
+    // In virtual time: gathers, when the optimizer had written; who used memory last, until when.
     std::array<trace::Interval, units> gathered;
     std::map<const real*, std::pair<int, double>> used;
     double written = 0;
@@ -170,10 +169,9 @@ void check_weights(bool used_by_passes) {
               " does not wait until the unit is gathered: it waits for weights_came, which is recorded "
               "behind the gather, on the gather's stream");
       for (int other = 0; other < units; ++other)
-        tell_if(
-            reads.waited_for != 0 && reads.waited_for == gathered[other].id && gathered[other].end > own.end,
-            here(), s.with, name, " waits until ", unit_names[other],
-            " is gathered, too: an event is recorded right behind each gather");
+        tell_if(reads.waited_for == gathered[other].id && gathered[other].end > own.end, here(), s.with, name,
+                " waits until ", unit_names[other], " is gathered, too: right behind each gather ",
+                (stage < 3 ? "weights_changed()" : "gathered_buffer()"), " has to record weights_came");
       const auto [user, until] = used[weights];
       tell_if(user != unit && own.begin < until, here(), s.with, unit_names[unit],
               " is gathered into a buffer in which compute still reads ", unit_names[user],
@@ -187,8 +185,8 @@ void check_weights(bool used_by_passes) {
       };
       const int next = behind(unit);
       doing(s.with, "before_weights() in ", name);
-      // In step 0 gathers come before compute, in step 1 later.
-      for (int i = 0; i < 2 && step == 1; ++i) busy(s.shard_ranks.stream());
+      // In step 0 of stage 3 gathers come before compute, in step 1 later.
+      for (int i = 0; i < 2 && (step == 1 || stage < 3); ++i) busy(s.shard_ranks.stream());
       s.zero->before_weights(unit, pass);
       const real* const weights = s.group().weights(unit);
       tell_alike(weights == nullptr, s.with, "before_weights() in ", name, " leaves no weights");
@@ -197,6 +195,9 @@ void check_weights(bool used_by_passes) {
       note_gathers(log, "before_weights() in " + name + ": ", unit);
       for (const trace::Interval& i : log) {
         if (i.name != "busy_kernel" || i.stream != "compute") continue;
+        const auto awaited = std::ranges::find(log, i.waited_for, &trace::Interval::id);
+        tell_if(awaited != log.end() && awaited->name == i.name, here(), s.with, "before_weights() in ", name,
+                " waits for all of the gathers' stream, and should for weights_came of the unit alone");
         note_use(name, unit, weights, i);
         used[weights] = {unit, i.end};
       }

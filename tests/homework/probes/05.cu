@@ -53,7 +53,7 @@ void tell_order(const std::string& name, const Instructions& list, int p, int m,
       else if (is.action != due.action && f_due && is.micro_batch >= forwards)
         rule = "its forward has to come first";
       else if (is.action != due.action)
-        rule = now + (v > 1 ? " forwards without their backward, " : " micro-batches kept, ") + most +
+        rule = now + (v > 1 ? " forwards without their backward, " : " micro-batches kept, p - k = ") + most +
                " allowed" + (f_due ? ": a rank goes on with forwards as long as it may" : "");
       else if (v > 1)
         rule = "p micro-batches go through a chunk, then through the next; backward begins at the last chunk";

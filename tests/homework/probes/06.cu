@@ -351,9 +351,8 @@ TEST_CASE("06.4: the ring in forward", "[06.4]") {
       const int64_t taken = elements_of<real>(Purpose::communication, before);
       tell_if(taken > 0, ring.with, "forward() takes memory for ", taken,
               " elements more: two buffers are enough, one to read and one to fill");
-      const std::string waits = ring.wrong_wait(false);
+      std::string wrong = ring.wrong_wait(false);
       const HostMatrix out = ring.device.download(t.out), lse = ring.device.download(t.lse);
-      std::string wrong = waits;
       for (int origin = 0; origin < ring.n && wrong.empty(); ++origin) {
         const auto keys = positions_of(layout, ring.sequence, origin, ring.n);
         wrong = ring.wrong_mask(origin, [&](int i, int j) { return out(i, keys[j]) * std::exp(lse(i, 0)); });
@@ -365,7 +364,8 @@ TEST_CASE("06.4: the ring in forward", "[06.4]") {
         for (int j = 0; j < ring.sequence && wrong.ends_with(" never"); ++j) {
           const double times = out(row, j) * (i + 1);
           if (std::abs(times - (j <= i)) > 1e-9 && times > 1e-9)
-            wrong += ", but " + ring.key(j) + " " + text(times, " times");
+            wrong += text(", but ", ring.key(j), " ", times, " times",
+                          times > 1.5 ? ": each step uses, and sends on, what the hop before brought" : "");
         }
         if (wrong.empty() && std::abs(std::exp(lse(row, 0)) - (i + 1)) > 1e-9)
           wrong = text(ring.with, "lse of query ", i, " is that of ", text(std::exp(lse(row, 0))), " keys");
@@ -399,13 +399,12 @@ TEST_CASE("06.5: the ring in backward", "[06.5]") {
         doing(to_string(layout), ": backward(): sums travel a step behind the keys, and one hop more, home");
         ring.written = busy_time(ring.device.stream).end;
         ring.attention->backward(ring.device.blas, ring.shape, t, g);
-        const std::string waits = ring.wrong_wait(true);
+        std::string wrong = ring.wrong_wait(true);
         const HostMatrix d_q = ring.device.download(g.d_q), d_k = ring.device.download(g.d_k),
                          d_v = ring.device.download(g.d_v);
         const auto p = [](int i, int j) { return j <= i ? 1.0 / (i + 1) : 0.0; };
         const auto d_score = [&](int i, int j) { return scale * p(i, j) * ((i == j) - p(i, i)); };
         // The rank whose keys these gradients are.
-        std::string wrong = waits;
         for (int rank = 0; rank < ring.n && wrong.empty(); ++rank) {
           const auto theirs = context_positions(layout, ring.sequence, rank, ring.n);
           bool equal = rank != ring.context.rank();
