@@ -72,7 +72,7 @@ class TensorParallel : public TensorRegion {
     return sum;
   }
 
- protected:  // tests call these two by themselves
+ protected:  // a test calls begin_sum() by itself
   // x [outside, d], V -> [rows, d], R: all ranks' rows in the order of the ranks. Without sequence
   // parallelism x itself, I -> R.
   Tensor gather(Tensor x) {

@@ -127,7 +127,7 @@ struct Region {
   }
 };
 
-struct Opened : TensorParallel {  // for which its caller waits
+struct Opened : TensorParallel {  // begin_sum() alone: who calls it waits for the sum
   using TensorParallel::begin_sum;
 };
 
