@@ -183,7 +183,7 @@ def only_the_guilty(stage, seen):
 
     for which, guilty, others, left in (
         ("stage 3", "03.4", ["03.1", "03.2"], 45),
-        ("stage", "03.1", ["03.2", "03.3", "03.4"], 10),
+        ("stage", "03.1 or 03.2 or 03.3 or 03.4", [], 10),
     ):
         lines = []
         points = grade.grade(stage, lines.append, wrong(which))
@@ -483,7 +483,7 @@ def judges(stages):
         (["", "no", "", "other"], 1, [2]),
         (["", "no", "", "other"], 0, [1, 2, 3]),  # the probes alone see it
         (["", "a", "a", "b"], 1, [2, 3]),
-        ([""] * 4, 1, [1]),
+        ([""] * 4, 1, []),  # one of them is
     ):
         verdicts = [
             grade.Verdict(f"03.{n}", "", 10, 0, "wrong", hint, wrong=wrong) for n, hint in enumerate(hints, 1)
@@ -510,20 +510,29 @@ def together(stages):
     with tempfile.TemporaryDirectory() as name:
         grader = submissions.Grader(stages, "check", pathlib.Path(name))
         grader.references["03"] = numbers
-        grader.hints = lambda machine, stage, bodies: dict.fromkeys(bodies, "")
-        for guilty, wrong, left in (
-            ({"03.3"}, copies, [10, 10, 10, 20, 10]),
-            ({"03.1", "03.2"}, ["stage 1 on 2 ranks"], [5, 5, 20, 20, 10]),
+        for guilty, wrong, hint, left in (
+            ({"03.3"}, copies, "", [10, 10, 10, 20, 10]),
+            ({"03.3"}, copies, "no", [10, 10, 10, 20, 10]),
+            ({"03.1", "03.2"}, ["stage 1 on 2 ranks"], "", [5, 5, 20, 20, 10]),
         ):
-            grader.observed = lambda machine, stage, bodies, runs, races=False: {
-                n: Observation(
-                    facts=numbers[n] | ({"loss": [0]} if n in wrong and guilty <= set(bodies) else {})
-                )
-                for n in runs
-            }
+            alone = set()
+
+            def observed(machine, stage, bodies, runs, races=False):
+                alone.update(bodies if len(bodies) == 1 else ())
+                spoiled = wrong if guilty <= set(bodies) else []
+                return {
+                    n: Observation(facts=numbers[n] | {"loss": [0]} if n in spoiled else numbers[n])
+                    for n in runs
+                }
+
+            grader.observed = observed
+            grader.hints = lambda machine, stage, bodies: {n: hint if n in guilty else "" for n in bodies}
             verdicts, words = grader.verdicts(None, stage, other)
             points = [v.points for v in verdicts]
             expect(points == left and wrong[0] in words, f"{guilty} make {wrong} wrong: {points}, {words}")
+            expect(
+                alone == (guilty if hint else set(other)), f"judged alone, with the hint {hint!r}: {alone}"
+            )
 
 
 def without_bodies(stage, file):

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import signal
 import sys
 
 import grade
@@ -101,6 +102,7 @@ def main(command, *arguments):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # make hint-03.3 | head -1 ends without a word
     try:
         sys.exit(main(*sys.argv[1:]))
     except UsageError as error:

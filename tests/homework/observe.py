@@ -17,7 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 
-from sources import HERE, ROOT, read_note
+from sources import HERE, ROOT, bodies_of, read_note
 
 FILE_SECONDS = 5  # to compile one, beside another
 BUILD_SECONDS, RUN_SECONDS = 1200, 40  # after these a build, or a run of half a second, hangs
@@ -295,7 +295,7 @@ def text_of(path, size=FILE_BYTES):
 
 def facts_of_log(path):
     facts = {"loss": [], "grad_norm": [], "lr": [], "seconds": []}
-    seconds = []  # of each step
+    seconds, computes = [], []  # of each step: all of it, and what compute has to do in it
     try:
         lines = [json.loads(line) for line in text_of(path).splitlines()]
         for line in lines:
@@ -305,8 +305,9 @@ def facts_of_log(path):
                         math.nan if line[name] is None else line[name]
                     )  # JSON has neither NaN nor infinity
                 seconds.append(line["modelled"]["seconds"])
+                computes.append(line["modelled"]["compute_seconds"])
         summary = lines[-1]["summary"]
-        facts["seconds"] = [sum(seconds)]
+        facts["seconds"], facts["compute"] = [sum(seconds)], [sum(computes)]
         facts["step"], facts["hidden"] = [summary["modelled"]["seconds"]], [summary["modelled"]["hidden"]]
         for rank in summary["memory"]:
             for purpose, size in rank["measured"].items():
@@ -348,10 +349,19 @@ def hints_of(machine, stage, numbers):
             status, output = machine.call([*command, f"[{number}]"], folder, PROBE_SECONDS, extra)
             return hint_in(status, output, sign, learner)
 
-        hints = {number: ask(number) for number in numbers}
-        return {
-            number: ask(number) if hint.endswith("it hangs") else hint for number, hint in hints.items()
-        }  # or it was slow
+        hints = {}
+        for number in numbers:
+            hint = ask(number)
+            hint = ask(number) if hint.endswith("it hangs") else hint  # or it was slow
+            hints[number] = hint or host_waits(bodies_of(machine.tree, stage.exercises[number]))
+        return hints
+
+
+def host_waits(bodies):
+    """A probe sees the order on the device, not that the host waits for it."""
+    if found := re.search(r"\bcuda(\w*Synchronize|Memcpy|Malloc\w*)(?=\()", " ".join(bodies)):
+        return f"{found[0]}(): the host waits for the device, and has nothing ready to run behind; streams wait for events"
+    return ""
 
 
 def hint_in(status, output, sign, learner=False):
@@ -494,17 +504,21 @@ def in_words(differs, seen, reference):
                 f"has {sizes} bytes of {of}" if kind == "memory" else f"sends {sizes} elements by {of}"
             )
     if "seconds" in differs:
-        hidden = [f"{100 * facts['hidden'][0]:.0f} %" for facts in (seen.facts, reference)]
+        longer, hidden, compute = (
+            [facts[name][0] for facts in (seen.facts, reference)] for name in ("seconds", "hidden", "compute")
+        )
+        words = f"the numbers are right, but the modelled time is {ratio(*longer)}"
+        if hidden[0] != hidden[1]:
+            words += f"; compute hides {100 * hidden[0]:.0f} % of communication, and should hide {100 * hidden[1]:.0f} %"
+        for name in differs:
+            if name.startswith("calls"):
+                calls = [int(facts.get(name, [0])[0]) for facts in (seen.facts, reference)]
+                words += f"; rank 0 has {calls[0]} calls of {name[6:]} in place of {calls[1]}"
+        if "compute" in differs:
+            return f"{words}; compute has more to do: what its stream runs takes {ratio(*compute)}"
         return (
-            f"the numbers are right, but the modelled time is {ratio(seen.facts['seconds'][0], reference['seconds'][0])}"
-            + f"; compute hides {hidden[0]} of communication, and should hide {hidden[1]}"
-            * (hidden[0] != hidden[1])
-            + "".join(
-                f"; rank 0 has {int(here[0])} calls of {name[6:]} in place of {int(reference.get(name, [0])[0])}"
-                for name, here in differs.items()
-                if name.startswith("calls")
-            )
-            + "; nothing else differs: the host waits, compute waits too early, or compute does more"
+            words
+            + "; compute has the same to do, and waits too early or for too much, or the host waits"
             * (list(differs) == ["seconds"])
         )
     return "right" if is_right(differs) else "steps are missing"

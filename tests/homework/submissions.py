@@ -240,15 +240,14 @@ class Grader:
         if not mine:
             return list(verdicts.values()), ""
         runs = list(stage.runs)
-        if not any(self.hints(machine, stage, mine).values()):
-            watched = self.observed(machine, stage, mine, runs, races=True)
-            if all(
-                o.end == "ok" and costs_right(differences(o, numbers[name]), o, numbers[name])
-                for name, o in watched.items()
-            ):
-                for number in mine:  # no probe, no run and no race shows anything, so each alone is right
-                    verdicts[number].points = verdicts[number].of
-                return list(verdicts.values()), "right"
+
+        def give_all(numbers):
+            for number in numbers:
+                verdicts[number].points = verdicts[number].of
+
+        if self.flawless(machine, stage, mine):
+            give_all(mine)
+            return list(verdicts.values()), "right"
         seen = self.observed(machine, stage, mine, runs)
         differs = {name: differences(o, numbers[name]) for name, o in seen.items()}
         broken = [name for name in runs if not is_right(differs[name])]
@@ -257,7 +256,13 @@ class Grader:
             if broken
             else "right"
         )
-        for number, body in mine.items():
+        suspects = {n: mine[n] for n, hint in self.hints(machine, stage, mine).items() if hint}
+        rest = {n: body for n, body in mine.items() if n not in suspects}
+        if suspects and rest and self.flawless(machine, stage, rest):
+            give_all(rest)
+        else:
+            suspects = mine
+        for number, body in suspects.items():  # each alone
             exercise, races = stage.exercises[number], []
             names = runs if len(mine) == 1 else list(dict.fromkeys([*exercise.runs, *broken]))
             spoiled = self.observed(machine, stage, {number: body}, names)
@@ -278,6 +283,17 @@ class Grader:
                 if is_right(differences(self.observed(machine, stage, others, [name])[name], numbers[name])):
                     grade.lose(verdicts[number], f"right alone, and wrong with the others: {together}")
         return list(verdicts.values()), together
+
+    def flawless(self, machine, stage, bodies):
+        """Whether no probe, no run and no race shows anything of these bodies. Then each of them is right."""
+        if any(self.hints(machine, stage, bodies).values()):
+            return False
+        watched = self.observed(machine, stage, bodies, list(stage.runs), races=True)
+        return all(
+            o.end == "ok"
+            and costs_right(differences(o, self.numbers(stage)[name]), o, self.numbers(stage)[name])
+            for name, o in watched.items()
+        )
 
     def hints(self, machine, stage, bodies):
         """{number: what its probe says} with these bodies in place of the reference's."""

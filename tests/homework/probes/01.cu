@@ -90,9 +90,20 @@ TEST_CASE("01.3: dgrad and wgrad", "[01.3]") {
     tell(wrong_copy(what, found, row, 0, [](int r) { return "row " + number(r); }));
   };
 
+  // Behind ran(): `call` has launched one product.
+  const auto tell_launches = [](const std::string& call) {
+    std::string names;
+    const std::vector<trace::Interval> log = ran();
+    for (const trace::Interval& i : log) names += (names.empty() ? "" : " and ") + i.name;
+    tell_if(log.size() > 1, call, " launches ", names,
+            ", where one product assigns, or adds: its beta is 0 or 1");
+  };
+
   doing("linear_dgrad(): d_x [rows, in] is d_y [rows, out] times W [out, in]");
   const Array<real> d_x(std::vector<real>(rows * in, before));
+  ran();
   linear_dgrad(blas, {d_y.data(), rows, out}, {other.data(), out, in}, {d_x.data(), rows, in});
+  tell_launches("linear_dgrad()");
   const int picked[] = {1, 2, 0};  // by row r of d_y
   for (int r = 0; r < rows; ++r) {
     const std::vector<real> all = d_x.get(rows * in);
@@ -102,7 +113,9 @@ TEST_CASE("01.3: dgrad and wgrad", "[01.3]") {
   for (const bool add : {false, true}) {
     doing("linear_wgrad(): d_weight [out, in] is d_y^T [out, rows] times x [rows, in]");
     const Array<accum> d_weight(std::vector<accum>(out * in, before));
+    ran();
     linear_wgrad(blas, {d_y.data(), rows, out}, {other.data(), rows, in}, {{d_weight.data(), out, in}, add});
+    tell_launches("linear_wgrad()");
     const std::vector<accum> all = d_weight.get(out * in);
     for (int r = 0; r < rows; ++r) {
       const auto row = all.begin() + picked[r] * in;

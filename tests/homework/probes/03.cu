@@ -218,6 +218,9 @@ void check_weights(bool used_by_passes) {
       written = time_of(ran(), "memcpy", "compute").end;
       s.zero->weights_changed();
       note_gathers(ran(), "weights_changed(): ", -1);
+      tell_if(busy_time(s.shard_ranks.stream()).begin < written, here(), s.with,
+              "weights_changed(): the gathers' stream does not wait until the optimizer has written weights, "
+              "and what is gathered next reads them");
       before_update = std::exchange(held, {});
       const int64_t bits = s.units_in("all_gather");
       tell_alike(stage < 3 && bits != (1 << units) - 1, here(), s.with, "weights_changed() gathers ",
@@ -258,7 +261,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
     const AccumTensor term = memory.matrix<accum>(2 * n, 1 << units);
     std::map<const accum*, double> reduced_until;  // and added, in virtual time, by memory
     double reduced_at = 0, copied_at = 0;          // the sums of a copy's ranks, and those of the copies
-    uint64_t sum_before = 0;                       // of the copies
+    uint64_t sum_before = 0, last_before = 0;      // of the copies; and the last one of the shard's stream
     ran();
     for (int step = 0; step < 2; ++step) {
       for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
@@ -277,7 +280,16 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           busy(s.compute);
           write(s.compute, term.data, sum.values(s.rank + n * micro_batch, gradient.sum.size()));
           accumulate({term.data, gradient.sum.rows, gradient.sum.columns}, gradient, s.compute);
-          const Time adds = time_of(ran(), "", "compute");
+          const std::vector<trace::Interval> backward = ran();
+          const Time adds = time_of(backward, "", "compute");
+          for (const trace::Interval& i : backward) {
+            const bool copies_too = i.waited_for == sum_before;
+            tell_if(
+                i.waited_for != 0 && (copies_too || i.waited_for == last_before), with,
+                copies_too ? "sum_copies()" : "before_gradients() or after_gradients()",
+                ": compute waits for the sum of the unit before, which backward should hide: it waits for "
+                "`free` of its own buffer, and in finish_gradient_sync() for all sums");
+          }
           tell_if(adds.begin < reduced_until[gradient.sum.data], with, "before_gradients", call,
                   "does not wait, and backward writes into memory that is still being read: `free` has to "
                   "be recorded behind the last operation that reads it, on the stream of that operation");
@@ -310,6 +322,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           }
           for (const trace::Interval& i : log) {
             if (i.stream == "replicate") sum_before = i.id;
+            if (i.stream == "shard") last_before = i.id;
           }
           const int64_t bits = s.units_in(operation);
           tell_alike(stage < 2 && !last && bits != 0, with, "after_gradients", call,

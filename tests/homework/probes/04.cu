@@ -307,6 +307,19 @@ TEST_CASE("04.4: gather again in backward", "[04.4]") {
       CUDA_CHECK(cudaDeviceSynchronize());
       r.tensor.reset_traffic();
     }
+    // As in a model: rows have come, then a sum begins, and the weight gradients that read them hide it.
+    ran();
+    region.prefetch_entered(r.outside);
+    busy(r.compute);
+    const std::vector<trace::Interval> rows = ran();
+    tell_if(time_of(rows, "busy_kernel", "compute").begin >= time_of(rows, "all_gather", "tensor").end && sp,
+            here(), r.with, "prefetch_entered(): compute waits for the rows at once; entered() is who waits");
+    region.enter_backward(r.all, [&] { region.entered(r.outside), busy(r.compute); });
+    const std::vector<trace::Interval> log = ran();
+    tell_if(time_of(log, "busy_kernel", "compute").begin >= time_of(log, operation, "tensor").end, here(),
+            r.with,
+            "entered(): compute waits for the sum that enter_backward() has begun, too, and should for "
+            "entered_came_ alone");
   }
 }
 

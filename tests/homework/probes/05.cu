@@ -249,18 +249,19 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
       Opened::InFlight& sent = p.in_flight(send);
       Event& came = activation && rank == to ? p.input(receive).came : f.gradient_came;
       Event& over = rank == to ? came : activation ? sent.output_sent : sent.gradient_sent;
-      {
+      for (const bool waits : {false, true}) {
         const Slow messages(false);
         align();
         ran();
         exchange();
-        if (takes_part) {
-          wait_event(compute, over);
-          busy(compute);
-        }
+        if (takes_part && waits) wait_event(compute, over);
+        busy(compute);
         const std::vector<trace::Interval> all = ran();
-        const double end = time_of(all, rank == from ? "send" : "receive", stream_names[own]).end;
-        tell_if(takes_part && time_of(all, "busy_kernel", "compute").begin < end, here(), call,
+        const double begin = time_of(all, "busy_kernel", "compute").begin,
+                     end = time_of(all, rank == from ? "send" : "receive", stream_names[own]).end;
+        tell_if(takes_part && !waits && begin >= end, here(), call,
+                " makes compute wait for the message at once; who needs it waits for its event, later");
+        tell_if(takes_part && waits && begin < end, here(), call,
                 " does not record, behind the message, the event that says that it is over");
       }
       // What it must wait for: who sends for compute, who receives for those who use the buffer.
@@ -328,6 +329,16 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
             "does not wait until its gradient came");
   tell_wait(false, Action::send_gradient, &in_flight.gradient_sent,
             "overwrites a gradient that is still being sent: it has to wait for gradient_sent");
+  for (const bool forward : {true, false}) {  // all events are over, and each stream has other work
+    align();
+    double until = 1e9;
+    for (int other = 0; other < message_streams; ++other) {
+      if (stream(other)) until = std::min(until, busy_until(stream(other), nullptr));
+    }
+    tell_if(pass(forward).begin >= until, here(), forward ? "compute_forward()" : "compute_backward()",
+            " waits for all of a stream, on which a message of another micro-batch is under way, and should "
+            "for the event of its own alone");
+  }
   const double end = pass(false).end;
   const std::tuple<Action, Event*, const char*> records[] = {
       {Action::receive_activation, rank > 0 ? &p.input(f).used : nullptr,

@@ -109,7 +109,7 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
     HostMatrix out(rows, heads * size), block_out(rows, heads * size), lse(rows, heads),
         block_lse(rows, heads);
     for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t j = 0; j < heads * size; ++j) out(i, j) = j % 2 == 0, block_out(i, j) = j % 2;
+      for (int64_t j = 0; j < heads * size; ++j) out(i, j) = j % 2 == 0, block_out(i, j) = j % 2 * (1.0 + i);
       for (int64_t h = 0; h < heads; ++h)
         lse(i, h) = std::log(before(i, h)) + shift, block_lse(i, h) = std::log(added(i, h)) + shift;
     }
@@ -133,13 +133,20 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
       for (int64_t h = 0; h < heads; ++h) {
         const std::string of = "a block of " + text(added(i, h)) + " equal keys, merged into " +
                                text(before(i, h)) + (shift > 0 ? " (scores of 900)" : "") + ": ";
-        const double kept = is(i, h * size), share = is(i, h * size + 1),
+        const double kept = is(i, h * size), share = is(i, h * size + 1) / (1.0 + i),
                      keys = std::exp(is_lse(i, h) - shift);
         const double all = before(i, h) + added(i, h), due = added(i, h) / all;
         tell_alike(std::isnan(share) || std::isnan(kept) || !std::isfinite(is_lse(i, h)), of,
                    "the result is not finite: exp() overflows");
         if (std::abs(share - due) > 1e-9) {
           const double of_keys = added(i, h) / share;  // the sum of which the block has this share
+          for (int64_t r = 0; r < rows; ++r) {         // or it is another row's
+            const double share_there = added(r, h) / (before(i, h) + added(r, h)),
+                         values = (1.0 + r) / (1.0 + i);
+            for (const double as : {share_there, due * values, share_there * values})
+              tell_alike(r != i && std::abs(share - as) < 1e-9, of, "row ", i, " gets row ", r,
+                         " of the block: its out and lse have `stride` rows a sequence, too");
+          }
           tell_alike(
               true, of, "the block's share in out is ", text(share), " and should be ", text(added(i, h)),
               " of ", text(all), " keys",

@@ -34,10 +34,12 @@ TEST_CASE("07.1: places in the mesh", "[07.1]") {
       const auto place = coordinates_of(s, steps[axis]);
       const int at[] = {place.tp, place.cp, place.dp, place.pp};
       for (int other = 0; other < 4; ++other)
-        tell_alike(at[other] != (other == axis), text_of(s), place_of(s, steps[axis]), ": ",
-                   axes[other].first, " should be ", int{other == axis},
-                   ": tp varies fastest, then cp, dp, pp; ranks between two places of ", axes[other].first,
-                   " are the product of the faster degrees, ", steps[other]);
+        tell_alike(
+            at[other] != (other == axis), text_of(s), place_of(s, steps[axis]), ": ", axes[other].first,
+            " should be ", int{other == axis},
+            ": tp varies fastest, then cp, dp, pp; ranks between two places of ", axes[other].first,
+            " are the product of the faster degrees, ", steps[other],
+            at[other] < axes[other].second ? "" : ", and behind the last place comes the first one again");
     }
     for (int rank = 0; rank < s.ranks(); ++rank) {
       const auto [tp, cp, dp, pp] = coordinates_of(s, rank);
@@ -223,9 +225,14 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
             ": compute waits for the rows before await_rows(): nothing hides the messages");
     const int64_t moved = traffic(experts, "all_to_all_v").elements;
     experts.reset_traffic();
-    tell_if(moved != std::ssize(dispatch ? by_expert : by_rank), here(), call, " sends ", moved,
-            " elements in place of ", (dispatch ? by_expert : by_rank).size(),
-            ": a part has rows * d elements; dispatch sends from `permuted`, combine from `dispatched`");
+    const int64_t due = std::ssize(dispatch ? by_expert : by_rank);
+    int64_t home = 0;
+    for (int i = 0; i < own; ++i) home += count(rank, rank * own + i) * d;
+    tell_if(moved != due, here(), call, " sends ", moved, " elements in place of ", due,
+            moved == due - home
+                ? ": rows for the rank's own experts are a message to itself; nothing else copies them"
+                : ": a part has rows * d elements; dispatch sends from `permuted`, combine from "
+                  "`dispatched`");
     exchange.await_rows();
     tell_if(
         busy_time(compute, shortest_kernel).begin < travels.end, here(), call,
