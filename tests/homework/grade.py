@@ -104,27 +104,24 @@ def believe_probe(verdict, other):
 
 def blame(stage, verdicts):
     """In a learner's tree a wrong body makes runs and probes of other exercises wrong, too. Guilty is the first
-    of whom a probe tells, with those of whom it tells the same, as they share it. Without any, it is who has
-    most of its runs wrong, of each program; several such are told, as one of them is guilty. Of others a probe
-    may have said that they are right."""
+    of whom a probe tells, with those of whom it tells the same, as they share it; of others a probe may have
+    said that they are right. Where no probe tells anything, one of those whose runs are wrong is guilty, and
+    all are named, with most wrong runs first. Each program has its own."""
     for program in {run.program for run in stage.runs.values()}:
         runs = {v.exercise: stage.runs[stage.exercises[v.exercise].runs[0]] for v in verdicts}
         mine = [v for v in verdicts if runs[v.exercise].program == program and not v.because]
-        wrong = [v for v in mine if v.wrong or v.hint]
-        if not wrong:
-            continue
-        most = max(v.wrong for v in wrong)
-        guilty = [v for v in mine if v.hint][:1] or [v for v in wrong if v.wrong == most]
-        first, names = guilty[0], " or ".join(v.exercise for v in guilty)
-        for verdict in mine:
-            if verdict.wrong and first.hint and not verdict.hint:
+        wrong = sorted((v for v in mine if v.wrong), key=lambda v: -v.wrong)
+        first = next((v for v in mine if v.hint), None)
+        if not first and len(wrong) > 1:
+            names = " or ".join(v.exercise for v in wrong)
+            for verdict in wrong:
+                verdict.because, verdict.words = names, f"{names}: {verdict.words}"
+        for verdict in mine if first else ():
+            if verdict.wrong and not verdict.hint:
                 believe_probe(verdict, first.exercise)
-            elif verdict in guilty:
-                if len(guilty) > 1:
-                    verdict.because, verdict.words = names, f"{names}: {verdict.words}"
-            elif verdict.hint not in ("", first.hint) if first.hint else verdict.wrong:
-                verdict.because = names
-                verdict.words = f"not judged because of {names}"
+            elif verdict.hint not in ("", first.hint):
+                verdict.because = first.exercise
+                verdict.words = f"not judged because of {first.exercise}"
 
 
 def place_of(tree, exercise):

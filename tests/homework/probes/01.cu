@@ -204,7 +204,7 @@ TEST_CASE("01.5: AdamW", "[01.5]") {
     tell_number(with + ": the first moment", moment1.get(1)[0], m1,
                 skipped ? skips : "beta1 m + (1 - beta1) g; g is factor times gradient, without decay");
     tell_number(with + ": the second moment", moment2.get(1)[0], v1,
-                skipped ? skips : "beta2 v + (1 - beta2) g^2");
+                skipped ? skips : "beta2 v + (1 - beta2) g^2; g is factor times gradient");
     const auto weight_with = [&](double m, double v) {
       const double root = std::sqrt(v) * factors.inverse_correction2 + adamw_epsilon;
       return skipped ? 2 : 2 * (1 - 0.1 * adamw.weight_decay) - factors.step_size * m / root;

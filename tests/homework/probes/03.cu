@@ -92,7 +92,7 @@ TEST_CASE("03.1: own parts", "[03.1]") {
       tell_if((gradients != nullptr) != (stage < 2), of, "gradients are ",
               (gradients ? "whole; stages 2, 3 have a shard" : "not there as a whole"));
       tell_if(weights && shard.weights != weights + begin, of, "the optimizer's weights begin at element ",
-              shard.weights - weights);
+              shard.weights - weights, ", and should at ", begin, ", in the whole ones");
       tell_if(gradients && shard.gradients != gradients + begin, of,
               "the optimizer's gradients begin at element ", shard.gradients - gradients,
               ", and the sum of the own shard is left at ", begin);
@@ -150,6 +150,7 @@ void check_weights(bool used_by_passes) {
     const auto note_gathers = [&](const std::vector<trace::Interval>& log, const std::string& call,
                                   int first) {
       double begin = 1e9;
+      int before = 0;  // the unit gathered before this one
       for (const trace::Interval& i : log) {
         if (i.name != "all_gather") continue;
         const int unit =
@@ -158,7 +159,9 @@ void check_weights(bool used_by_passes) {
                 " does not wait until the optimizer has written weights");
         tell_if(unit == first && begin < i.begin, here(), s.with, call, "another unit is gathered before ",
                 unit_names[unit], ", which is used first: gathers end in their order");
-        begin = std::min(begin, i.begin);
+        tell_if(first < 0 && unit < before, here(), s.with, call, unit_names[unit], " is gathered after ",
+                unit_names[before], ", and forward needs it first");
+        begin = std::min(begin, i.begin), before = unit;
         gathered[unit] = i;
       }
     };
@@ -316,6 +319,10 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
                     "after_gradients", call,
                     "waits for the sum of the copies of the unit before: that sum has a stream of its own, "
                     "so that the next reduce-scatter need not wait");
+            tell_if(i.stream == "shard" && i.name != operation && i.name != "busy_kernel" && micro_batch == 0,
+                    with, "after_gradients", call, "runs ", i.name,
+                    " beside the reduce-scatter, which can write the "
+                    "first micro-batch's sum to own_gradients itself");
             tell_if(
                 i.name == "accumulate_kernel" && i.begin < reduces.end, with, "after_gradients", call,
                 "adds the sum of this micro-batch, and does not wait for the reduce-scatter that makes it");

@@ -82,6 +82,7 @@ TEST_CASE("05.1: the order of 1F1B", "[05.1]") {
       "nth(input_gradient, 0, p = 2, v = 2) is of chunk 0, and should be of 1: each action but forward "
       "is a backward, and backward begins at the last chunk");
   tell_order("with_warm_up(), v = 2", with_warm_up(2, 4, 2, 4, Action::backward), 2, 4, 2, 0, 5);
+  tell_order("with_warm_up(), v = 2, 3 forwards", with_warm_up(2, 2, 2, 3, Action::backward), 2, 2, 2, 0, 4);
   tell_alike(with_warm_up(2, 1, 1, 0, Action::input_gradient).back().action != Action::input_gradient,
              "with_warm_up(): its backwards are not the action that the caller gives; ZB-H1 gives another");
 }
@@ -378,7 +379,12 @@ TEST_CASE("05.5: a stage that follows another one on its rank", "[05.5]") {
       if (i.name == "memcpy" && i.stream == "compute") copy = i;
     wait_event(receives, own.gradient_read);
     const double read = busy_time(receives).begin;
-    wrong = !came ? "compute_forward() does not copy the output from there to its input"
+    const double other = busy_time(sends).end;
+    own.gradient_came.record(sends);
+    p.compute_backward({Action::input_gradient, 0, 1}, batch);
+    const double begin = time_of(ran(), "", "compute").begin;
+    wrong = begin < other ? "compute_backward() of an input gradient, too, waits until its gradient came"
+            : !came       ? "compute_forward() does not copy the output from there to its input"
             : at(before.activations->d_residual) != at(gradient)
                 ? "compute_backward() does not copy its gradient there"
             : copy.begin < sent ? "compute_backward() copies over a gradient that is still sent from there"

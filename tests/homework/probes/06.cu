@@ -232,6 +232,7 @@ struct Ring {
     with = "rank " + number(context.rank()) + ", " + to_string(layout) + ": ";
   }
   double written = 0;         // before a pass compute writes the keys
+  bool on_hops = false;       // something is added on their stream
   std::ptrdiff_t zeroed = 0;  // matrices, in backward: d_q, and its part of d_k and d_v in each step
   // Rows of this rank's tokens: `value` at the token's position, or all zeros.
   Tensor rows(double value) {
@@ -281,6 +282,7 @@ struct Ring {
     const std::vector<trace::Interval> log = ran();
     const double used = time_of(log, "busy_kernel", "test").begin;
     zeroed = std::ranges::count(log, "memset", &trace::Interval::name);
+    on_hops = time_of(log, "accumulate_kernel", "context").end > 0;
     const std::string wrong = wrong_wait(Steps(log, n, backward, false), backward, used);
     return wrong.empty() || wrong_wait(Steps(log, n, backward, true), backward, used).empty() ? "" : wrong;
   }
@@ -336,7 +338,8 @@ struct Ring {
              ", which comes after it: visible_block() says what of a block is seen, from which query on";
     std::string how = std::abs(times) < 1e-9 ? "never" : text(times, " times");
     if (how == "never" && (what.ends_with("d_k") || what.ends_with("d_v")))
-      how += ": a part was lost: each hop of the sums sends those to which compute has just added";
+      how += on_hops ? ": its part is added on the stream of the hops, which does not wait for the block"
+                     : ": a part was lost: each hop of the sums sends those to which compute has just added";
     if (std::abs(times - n) < 1e-9) return meets + " in every step";
     if (times > 1.5) how += ": its part of the step before is still there, or a part is added in two steps";
     return meets + " " + how;

@@ -284,6 +284,13 @@ TEST_CASE("07.5: rows of experts", "[07.5]") {
     tell_alike(rows.all != first, "rows_of_experts(): all is ", rows.all, ", and the own experts have ",
                first, " rows together");
   }
+  options.model.experts = 3 * n;
+  ExpertParallel three(options, options.experts, communicator, compute);
+  const RowCounts counts(3 * n);
+  for (int e = 0; e < 3 * n; ++e) counts.came[e] = 1;
+  const int64_t first = three.rows_of_experts(counts).first[2];
+  tell_alike(first != 2 * n, "rows_of_experts(), own expert 2: its rows begin at ", first, ", and should at ",
+             2 * n, ", behind those of all experts before it");
 }
 
 }  // namespace pentatron::probes
