@@ -24,7 +24,7 @@ import sources
 import starter
 import submissions
 from observe import BuildError, Machine, Observation, build, differences, observe
-from observe import hint_in, hints_of, objects_of, progress_of
+from observe import hint_in, hints_of, host_waits, objects_of, progress_of
 from reference import in_workplaces, workplace
 from sandbox import check_sandbox, launcher_of
 from sources import ROOT, UsageError, exercise_of, put, read_mutants
@@ -477,6 +477,8 @@ def judges(stages):
         for races, hint in (([], ""), (["a race"], ""), ([], "wrong"), (["a race"], "wrong"))
     ]
     expect(points == [15, 12, 8, 8], f"two judges against a body cost no less than one: {points}")
+    said = [host_waits([body]) for body in ("{ cudaFree(0); // cudaMemcpy(", "{ cudaDeviceSynchronize(); }")]
+    expect(said[0] == "" and "the host waits" in said[1], f"a body in which the host waits: {said}")
     said = [hint_in(0, "doing: a step\n7\n1 passed, 0 failed\n", number) for number in "78"]
     expect(said == ["", "a step: it ends the process"], f"a probe's end has the grader's number: {said}")
     finish = "after finish_gradient_sync() compute does not wait"

@@ -17,7 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 
-from sources import HERE, ROOT, bodies_of, read_note
+from sources import HERE, ROOT, bodies_of, read_note, tokens
 
 FILE_SECONDS = 5  # to compile one, beside another
 BUILD_SECONDS, RUN_SECONDS = 1200, 40  # after these a build, or a run of half a second, hangs
@@ -359,8 +359,10 @@ def hints_of(machine, stage, numbers):
 
 def host_waits(bodies):
     """A probe sees the order on the device, not that the host waits for it."""
-    if found := re.search(r"\bcuda(\w*Synchronize|Memcpy|Malloc\w*)(?=\()", " ".join(bodies)):
-        return f"{found[0]}(): the host waits for the device, and has nothing ready to run behind; streams wait for events"
+    for body in bodies:
+        for token, _ in tokens(body):
+            if re.fullmatch(r"cuda(\w*Synchronize|Memcpy|Malloc\w*)", token):
+                return f"{token}(): the host waits for the device, and launches nothing meanwhile; streams wait for events"
     return ""
 
 
