@@ -291,7 +291,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
                 i.waited_for != 0 && (copies_too || i.waited_for == last_before), with,
                 copies_too ? "sum_copies()" : "before_gradients() or after_gradients()",
                 ": compute waits for the sum of the unit before, which backward should hide: it waits for "
-                "`free` of its own buffer, and in finish_gradient_sync() for all sums");
+                "`free` of its own buffer, and at the end of the step for all sums");
           }
           tell_if(adds.begin < reduced_until[gradient.sum.data], with, "before_gradients", call,
                   "does not wait, and backward writes into memory that is still being read: `free` has to "
