@@ -99,6 +99,10 @@ def data(stages):
     )
     expect(not sources.complaint("{ __syncthreads(); }"), "a kernel's body may wait for its threads")
     expect(not sources.complaint('{ f("NUMBER"); }'), "a text may end with R, and is no raw text")
+    for name, number, _, _, body in hostile_lines():
+        text = (ROOT / stages[number[:2]].exercises[number].file).read_text()
+        stale = [word for word in re.findall(r"\b[a-z]\w*_\b", body) if word not in text]
+        expect(not stale, f"hostile.txt, {name}: its members are there {stale or ''}")
     path(stages)
 
 
@@ -565,13 +569,15 @@ def with_mistake(stage):
     )
 
 
+def hostile_lines():
+    """[name, exercise, points, words, body]"""
+    lines = (sources.HERE / "hostile.txt").read_text().splitlines()
+    return [[p.strip() for p in line.split("|", 4)] for line in lines if line and not line.startswith("#")]
+
+
 def hostile(stages):
     """Bodies that want points for nothing, or to do harm (hostile.txt)."""
-    lines = [
-        [part.strip() for part in line.split("|", 4)]
-        for line in (sources.HERE / "hostile.txt").read_text().splitlines()
-        if line and not line.startswith("#")
-    ]
+    lines = hostile_lines()
     in_workplaces(
         [0],
         [stages[n] for n in sorted({line[1][:2] for line in lines})],
