@@ -312,7 +312,8 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
                   "does not wait, and backward writes into memory that is still being read: `free` has to "
                   "be recorded behind the last operation that reads it, on the stream of that operation");
           doing(s.with, copies > 1 ? "sum_copies" : "after_gradients", call,
-                copies > 1 ? text("of own_gradients, ", s.group().shard_size(unit), " elements") : "");
+                copies > 1 ? text("of own_gradients, ", s.group().shard_size(unit), " elements")
+                           : text("reduces the ", s.group().size(unit), " elements of the unit"));
           // In step 0 the reduce-scatter is the latest, then the sum of the copies; in step 1 compute is.
           for (int i = 0; i < 3 && step == 0; ++i) busy(s.shard_ranks.stream());
           for (int i = 0; i < 2 && step == 0; ++i) busy(s.replicate_ranks.stream());
@@ -349,7 +350,11 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
             if (i.stream == "replicate") sum_before = i.id;
             if (i.stream == "shard") last_before = i.id;
           }
-          const bool early = sum_before < last_before;  // in which order they were issued
+          const auto is_sum = [](auto& i) { return i.name == "all_reduce" && i.stream == "replicate"; };
+          const auto copied = std::ranges::find_if(log, is_sum);
+          const bool early =  // waited for what the shard's stream had to do before
+              copied != log.end() &&
+              std::ranges::find(log, copied->waited_for, &trace::Interval::id) != log.end();
           tell_if(copies_sum.begin < shard_written, with, early ? "after_gradients" : "sum_copies", call,
                   early ? "sums the copies before it reduces"
                         : "does not wait for the stream of the reduce-scatter, which writes the shard");
