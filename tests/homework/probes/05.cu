@@ -49,7 +49,7 @@ void tell_order(const std::string& name, const Instructions& list, int p, int m,
         rule = "there are only " + number(m) +
                " micro-batches, so a warm-up may be shorter than the rank could keep";
       else if (is.action != due.action && letter({is.action, 0, 0}, 1) == letter({due.action, 0, 0}, 1))
-        rule = text(late < 0 ? "a whole backward is" : "an input gradient alone is", " meant");
+        rule = text("of Action::", late < 0 ? "backward" : "input_gradient");
       else if (is.action != due.action && (w_due || is.action == Action::weight_gradient))
         rule = "here weight gradients come " + number(late) + " micro-batches after their input gradients";
       else if (is.action != due.action && f_due && is.micro_batch >= forwards)
