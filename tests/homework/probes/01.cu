@@ -217,7 +217,7 @@ TEST_CASE("01.5: AdamW", "[01.5]") {
   for (const double digits : {1e-6, 1e-9}) {  // epsilon does less than what is wrong otherwise
     tolerance = digits, adamw.weight_decay = 0.3;
     check("with no gradient, lr 0.1 and a decay of 0.3", 0, {1, 0.5, 1}, 0, 0,
-          "it shrinks by the decay times the learning rate, and no more");
+          "it shrinks by the decay times the learning rate, and no more: the step is 0 / epsilon");
     adamw.weight_decay = 0;
     check("with a gradient of 4.1, a factor of 0.5 and no decay", 4.1, {0.5, 0.5, 1}, 1, 1,
           "step_size m / (sqrt(v) + epsilon) is subtracted");

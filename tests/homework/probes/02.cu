@@ -19,6 +19,8 @@ void tell_traffic(const Communicator& ranks, const std::string& half, size_t siz
   tell_if(sent.calls != n - 1 || sent.elements != elements, here(), "the ", half, " sends ", sent.calls,
           " parts, ", sent.elements, " elements; n - 1 = ", n - 1, " parts, all but part ", kept, ", have ",
           elements);
+  tell_if(std::ranges::any_of(ran(), [](auto& i) { return i.name.starts_with("mem"); }), here(), "the ", half,
+          " copies or clears memory; messages and sums are enough");
 }
 
 // Two steps; `alone`: one, without finish_gradient_sync(), which is 02.5.
@@ -28,14 +30,14 @@ void check_gradients(bool alone) {
   const Stream compute("compute");
   const int rank = data.rank(), units = 4;
   const Sum sum;
-  for (const DpSync sync : {DpSync::naive, DpSync::overlap, DpSync::bucket}) {
+  for (const auto& [sync, bucket] : {std::pair(DpSync::naive, 10), std::pair(DpSync::overlap, 10),
+                                     std::pair(DpSync::bucket, 10), std::pair(DpSync::bucket, 12)}) {
     Parameters parameters({.groups = {{rank, data.ranks()}}});
     for (int unit = 0; unit < units; ++unit)
       parameters.declare({"unit", unit, 2, 6 + 3 * unit, TensorSplit::replicated_outside});
     ParameterGroup* const group = &parameters.group();
     group->allocate();
     const AccumTensor all = group->flat_gradients();
-    const int64_t bucket = 10;
     DataParallel hooks({sync, bucket * sizeof(accum) / 1e6}, *group, data, compute);
     double written = 0, summed_at = 0;  // in virtual time
     uint64_t last_sum = 0;
@@ -98,8 +100,12 @@ void check_gradients(bool alone) {
       }
       doing(with, "finish_gradient_sync(): the sum (ncclSum) of what is not summed yet");
       hooks.finish_gradient_sync();
-      const Time sum_of = time_of(ran(), "all_reduce", "data");
+      const std::vector<trace::Interval> rest = ran();
+      const Time sum_of = time_of(rest, "all_reduce", "data");
       summed_at = std::max(summed_at, sum_of.end);
+      const auto is_empty = [](auto& i) { return i.name == "all_reduce" && i.bytes == 0; };
+      tell_if(std::ranges::any_of(rest, is_empty), here(), with,
+              "finish_gradient_sync() begins a sum of no elements");
       tell_if(sum_of.begin < written, here(), with,
               "in finish_gradient_sync() the sum does not wait until compute has written the gradients");
       tell_if(busy_time(compute).begin < summed_at, here(), with,
@@ -176,6 +182,7 @@ TEST_CASE("02.2: ring reduce-scatter", "[02.2]") {
     const Sum sum;
     const std::vector<accum> mine = sum.values(rank, size);
     const mpi_tests::Array<accum> data(mine), scratch(std::vector<accum>(size, untouched));
+    ran();
     doing("ring_reduce_scatter(): in each step a rank receives the part that the previous one sends");
     ring_reduce_scatter(data.data(), size, scratch.data(), ranks);
     const auto [begin, of_part] = ring_part(rank, n, size);
@@ -209,6 +216,7 @@ TEST_CASE("02.3: ring all-gather", "[02.3]") {
       for (size_t i = 0; i < of_part; ++i) mine[begin + i] = owned(p == rank ? p : 10 + rank, begin + i);
     }
     const mpi_tests::Array<accum> data(mine);
+    ran();
     doing("ring_all_gather(): in each step a rank receives the part that the previous one sends");
     ring_all_gather(data.data(), size, ranks);
     std::string wrong;

@@ -59,6 +59,7 @@ struct Shards {
 };
 
 std::string names_of(int64_t bits) {
+  if (bits >> units) return "more than all units";
   std::string text;
   for (int unit = 0; unit < units; ++unit) {
     if (bits >> unit & 1) text += (text.empty() ? "" : " and ") + unit_names[unit];
@@ -105,7 +106,10 @@ namespace {
 
 // `used_by_passes`: forward and backward use the weights; otherwise they are read behind weights_changed().
 void check_weights(bool used_by_passes) {
-  for (const int stage : {1, 2, 3}) {
+  Shards whole(0);
+  doing("stage 0: weights_changed() gathers nothing, as each rank has updated all weights");
+  whole.zero->weights_changed();
+  for (const int stage : {3, 1, 2}) {  // in stage 3, weights_changed() records no event
     Shards s(stage);
     const int n = s.shard_ranks.ranks();
     ran();
@@ -152,7 +156,9 @@ void check_weights(bool used_by_passes) {
       double begin = 1e9;
       int before = 0;  // the unit gathered before this one
       for (const trace::Interval& i : log) {
-        if (i.name != "all_gather") continue;
+        tell_if(i.stream == "shard" && i.name != "all_gather" && i.name != "busy_kernel", here(), s.with,
+                call, "runs ", i.name, " beside the gathers, which need no copy");
+        if (i.name != "all_gather" || i.stream != "shard") continue;
         const int unit =
             static_cast<int>(std::lround(std::log2(i.bytes * n / ((n - 1) * s.smallest * sizeof(real)))));
         tell_if(i.begin < written, here(), s.with, call, "the gather of ", unit_names[unit],
@@ -168,13 +174,14 @@ void check_weights(bool used_by_passes) {
     const auto note_use = [&](const std::string& name, int unit, const real* weights,
                               const trace::Interval& reads) {
       const trace::Interval& own = gathered[unit];
-      tell_if(reads.begin < own.end, here(), s.with, name,
+      tell_if(reads.begin < own.end, here(), s.with, stage < 3 ? "" : "before_weights() in ", name,
               " does not wait until the unit is gathered: it waits for weights_came, which is recorded "
               "behind the gather, on the gather's stream");
       for (int other = 0; other < units; ++other)
         tell_if(reads.waited_for == gathered[other].id && gathered[other].end > own.end, here(), s.with, name,
-                " waits until ", unit_names[other], " is gathered, too: right behind each gather ",
-                (stage < 3 ? "weights_changed()" : "gathered_buffer()"), " has to record weights_came");
+                " waits until ", unit_names[other],
+                " is gathered, too: it waits for its own weights_came, which ",
+                (stage < 3 ? "weights_changed()" : "gathered_buffer()"), " records right behind each gather");
       const auto [user, until] = used[weights];
       tell_if(user != unit && own.begin < until, here(), s.with, unit_names[unit],
               " is gathered into a buffer in which compute still reads ", unit_names[user],
@@ -187,12 +194,15 @@ void check_weights(bool used_by_passes) {
         return u < 0 ? -1 : pass == Pass::forward ? (u + 1 < units ? u + 1 : -1) : u > 1 ? u - 1 : -1;
       };
       const int next = behind(unit);
-      doing(s.with, "before_weights() in ", name);
+      doing(s.with, "before_weights() in ", name,
+            stage < 3 ? ": it gathers nothing, and waits"
+                      : ": weights(unit) become a buffer with the whole unit");
       // In step 0 of stage 3 gathers come before compute, in step 1 later.
       for (int i = 0; i < 2 && (step == 1 || stage < 3); ++i) busy(s.shard_ranks.stream());
       s.zero->before_weights(unit, pass);
       const real* const weights = s.group().weights(unit);
-      tell_alike(weights == nullptr, s.with, "before_weights() in ", name, " leaves no weights");
+      tell_alike(weights == nullptr, s.with, "before_weights() in ", name, " leaves no weights",
+                 stage < 3 ? ": after_weights() takes them in stage 3 alone" : "");
       busy(s.compute);  // it reads the weights
       const std::vector<trace::Interval> log = ran();
       note_gathers(log, "before_weights() in " + name + ": ", unit);
@@ -217,7 +227,9 @@ void check_weights(bool used_by_passes) {
       for (const Shard& shard : s.parameters.shards())
         write(s.compute, shard.weights,
               owned_values<real>(owner(shard.unit, s.shard_ranks.rank()), shard.size(), shard.begin));
-      doing(s.with, "weights_changed()");
+      doing(s.with, "weights_changed() ",
+            stage < 3 ? "gathers: each rank sends a shard, shard_size elements, and weights(unit) get all"
+                      : "gathers nothing, and marks the buffers as stale");
       written = time_of(ran(), "memcpy", "compute").end;
       s.zero->weights_changed();
       note_gathers(ran(), "weights_changed(): ", -1);
@@ -227,7 +239,7 @@ void check_weights(bool used_by_passes) {
       before_update = std::exchange(held, {});
       const int64_t bits = s.units_in("all_gather");
       tell_alike(stage < 3 && bits != (1 << units) - 1, here(), s.with, "weights_changed() gathers ",
-                 names_of(bits), ", and a rank needs all other ranks' shards");
+                 names_of(bits), " over shard_ranks, and a rank needs all other ranks' shards, once");
       tell_alike(stage == 3 && bits != 0, here(), s.with, "weights_changed() gathers ", names_of(bits),
                  "; stage 3 gathers a unit before its use");
       for (int unit = 0; unit < units && !used_by_passes && stage < 3; ++unit)
@@ -247,7 +259,8 @@ void check_weights(bool used_by_passes) {
                              shard_name);
       }
       uses.clear();
-      tell(wrong);
+      tell(wrong.ends_with("never written") ? wrong + ": gather() sends own_weights, which is all a rank has"
+                                            : wrong);
     }
     s.tell_memory(stage);
   }
@@ -272,7 +285,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
         for (int unit = units - 1; unit >= 0; --unit) {
           const std::string call = text("(", unit_names[unit], ") in micro-batch ", micro_batch, " ");
           const std::string with = here() + s.with;
-          doing(s.with, "before_gradients", call);
+          doing(s.with, "before_gradients", call, "gives backward memory for the whole unit");
           s.zero->before_gradients(unit);
           const Gradient gradient = s.parameters.gradients(unit);
           tell_alike(gradient.sum.data == nullptr, with, "before_gradients", call,
@@ -286,9 +299,11 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           const std::vector<trace::Interval> backward = ran();
           const Time adds = time_of(backward, "", "compute");
           for (const trace::Interval& i : backward) {
-            const bool copies_too = i.waited_for == sum_before;
+            tell_if(i.name == "memset", with, "before_gradients", call,
+                    "clears memory, and backward assigns");
+            const bool copies_too = copies > 1 && i.waited_for == sum_before;
             tell_if(
-                i.waited_for != 0 && (copies_too || i.waited_for == last_before), with,
+                i.waited_for != 0 && (i.waited_for == sum_before || i.waited_for == last_before), with,
                 copies_too ? "sum_copies()" : "before_gradients() or after_gradients()",
                 ": compute waits for the sum of the unit before, which backward should hide: it waits for "
                 "`free` of its own buffer, and at the end of the step for all sums");
@@ -297,7 +312,8 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
                   "does not wait, and backward writes into memory that is still being read: `free` has to "
                   "be recorded behind the last operation that reads it, on the stream of that operation");
           doing(s.with, copies > 1 ? "sum_copies" : "after_gradients", call,
-                copies > 1 ? text("of own_gradients, ", s.group().shard_size(unit), " elements") : "");
+                copies > 1 ? text("of own_gradients, ", s.group().shard_size(unit), " elements")
+                           : text("reduces the ", s.group().size(unit), " elements of the unit"));
           // In step 0 the reduce-scatter is the latest, then the sum of the copies; in step 1 compute is.
           for (int i = 0; i < 3 && step == 0; ++i) busy(s.shard_ranks.stream());
           for (int i = 0; i < 2 && step == 0; ++i) busy(s.replicate_ranks.stream());
@@ -309,28 +325,39 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           const double shard_written = time_of(log, "", "shard").end;
           tell_if(reduces.begin < adds.end, with, "after_gradients", call,
                   "reduces, and does not wait until backward has written");
-          tell_if(copies_sum.begin < shard_written, with, "sum_copies", call,
-                  "does not wait for the stream of the reduce-scatter, which writes the shard");
           reduced_until[gradient.sum.data] =
               std::max(reduces.end, time_of(log, "accumulate_kernel", "shard").end);
           reduced_at = std::max(reduced_at, reduces.end), copied_at = std::max(copied_at, copies_sum.end);
           for (const trace::Interval& i : log) {
-            tell_if(i.stream == "shard" && i.waited_for != 0 && i.waited_for == sum_before, with,
-                    "after_gradients", call,
-                    "waits for the sum of the copies of the unit before: that sum has a stream of its own, "
-                    "so that the next reduce-scatter need not wait");
+            tell_if(
+                i.stream == "shard" && i.waited_for != 0 && i.waited_for == sum_before, with,
+                "the reduce-scatter in after_gradients", call,
+                "waits for the sum of the copies of the unit before: sum_copies() has a stream of its own, "
+                "which no other one waits for until finish_gradient_sync()");
             tell_if(i.stream == "shard" && i.name != operation && i.name != "busy_kernel" && micro_batch == 0,
                     with, "after_gradients", call, "runs ", i.name,
-                    " beside the reduce-scatter, which can write the "
-                    "first micro-batch's sum to own_gradients itself");
+                    " beside the reduce-scatter, which can write the sum of a step's first micro-batch to "
+                    "own_gradients itself (`add` is false then)");
+            if (i.name != "accumulate_kernel") continue;
             tell_if(
-                i.name == "accumulate_kernel" && i.begin < reduces.end, with, "after_gradients", call,
+                i.begin < reduces.end, with, "after_gradients", call,
                 "adds the sum of this micro-batch, and does not wait for the reduce-scatter that makes it");
+            const auto added = static_cast<size_t>(i.bytes / (3 * sizeof(accum)));
+            tell_if(added != s.group().shard_size(unit), with, "after_gradients", call, "adds ", added,
+                    " elements, and a shard has ", s.group().shard_size(unit));
           }
           for (const trace::Interval& i : log) {
             if (i.stream == "replicate") sum_before = i.id;
             if (i.stream == "shard") last_before = i.id;
           }
+          const auto is_sum = [](auto& i) { return i.name == "all_reduce" && i.stream == "replicate"; };
+          const auto copied = std::ranges::find_if(log, is_sum);
+          const bool early =  // waited for what the shard's stream had to do before
+              copied != log.end() &&
+              std::ranges::find(log, copied->waited_for, &trace::Interval::id) != log.end();
+          tell_if(copies_sum.begin < shard_written, with, early ? "after_gradients" : "sum_copies", call,
+                  early ? "sums the copies before it reduces"
+                        : "does not wait for the stream of the reduce-scatter, which writes the shard");
           const int64_t bits = s.units_in(operation);
           tell_alike(stage < 2 && !last && bits != 0, with, "after_gradients", call,
                      "reduces, and only the last micro-batch of a step may: a sum would be summed again");
@@ -339,11 +366,15 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           s.replicate_ranks.reset_traffic();
           tell_alike(!last && summed != 0, with, "after_gradients", call,
                      "sums the copies, and may after the last one only: their sum would be summed again");
+          tell_alike(last && copies > 1 && summed == 0, with, "after_gradients", call,
+                     "does not call sum_copies(), or that sums nothing over the copies");
           tell_alike(last && copies > 1 && summed != own, with, "sum_copies", call, "sums ", summed,
                      " elements over the copies, and should ", own, ", those of the own shard");
           tell_alike(stage >= 2 && bits != 1 << unit, with, "after_gradients", call, "reduces ",
                      names_of(bits), " and not ", unit_names[unit],
                      ": two unit buffers have no room to add up micro-batches first");
+          tell_alike(last && bits != 1 << unit, with, "after_gradients", call, "reduces ", bits * s.smallest,
+                     " elements with ", operation, ", and the unit has ", s.group().size(unit));
         }
       }
       doing(s.with, "finish_gradient_sync()");
@@ -361,6 +392,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
                             at(shard.gradients, shard.size()), shard.begin);
       }
       if (step == 1 && !wrong.empty()) wrong += ". The step before was right: its sum is left, and added to";
+      if (copies > 1 && !wrong.empty()) wrong += ". sum_copies() sums own_gradients in place";
       tell(wrong);
     }
     s.tell_memory(stage);

@@ -10,7 +10,7 @@ namespace {
 std::string letter(const Instruction& i, int v) {
   const std::string letters[] = {"F", "B", "B", "W"};
   return text(letters[static_cast<int>(i.action)], i.micro_batch,
-              (v > 1 ? " of chunk " + number(i.chunk) : ""));
+              (v > 1 || i.chunk != 0 ? " of chunk " + number(i.chunk) : ""));
 }
 
 // The micro-batch and chunk after those of `i`: p micro-batches go through a chunk, then through the next.
@@ -48,6 +48,8 @@ void tell_order(const std::string& name, const Instructions& list, int p, int m,
       if (is.micro_batch >= m)
         rule = "there are only " + number(m) +
                " micro-batches, so a warm-up may be shorter than the rank could keep";
+      else if (is.action != due.action && letter({is.action, 0, 0}, 1) == letter({due.action, 0, 0}, 1))
+        rule = text("of Action::", late < 0 ? "backward" : "input_gradient");
       else if (is.action != due.action && (w_due || is.action == Action::weight_gradient))
         rule = "here weight gradients come " + number(late) + " micro-batches after their input gradients";
       else if (is.action != due.action && f_due && is.micro_batch >= forwards)
@@ -55,7 +57,7 @@ void tell_order(const std::string& name, const Instructions& list, int p, int m,
       else if (is.action != due.action)
         rule = now + (v > 1 ? " forwards without their backward, " : " micro-batches kept, p - k = ") + most +
                " allowed" + (f_due ? ": a rank goes on with forwards as long as it may" : "");
-      else if (v > 1)
+      else if (v > 1 || is.chunk != 0)
         rule = "p micro-batches go through a chunk, then through the next; backward begins at the last chunk";
       tell_alike(true, step, letter(is, v), ", where ", letter(due, v), " is due: ", rule);
     }
@@ -88,9 +90,10 @@ TEST_CASE("05.1: the order of 1F1B", "[05.1]") {
 }
 
 TEST_CASE("05.2: interleaving", "[05.2]") {
-  for (const auto& [p, m, v] : {std::tuple(2, 4, 2), std::tuple(2, 6, 3), std::tuple(3, 6, 2)}) {
-    int kept = (v - 1) * p + 1;  // by the last rank; each before it has two more
-    for (int k = p - 1; k >= 0; --k, kept += 2)
+  for (const auto& [p, m, v] :
+       {std::tuple(2, 4, 2), std::tuple(2, 6, 3), std::tuple(3, 3, 2), std::tuple(3, 3, 1)}) {
+    int kept = (v - 1) * p + 1;  // by the last rank; each before it has two more, or one with a single chunk
+    for (int k = p - 1; k >= 0; --k, kept += std::min(v, 2))
       tell_order("interleaved, v = " + number(v), interleaved(p, m, v, k), p, m, v, k, std::min(kept, m * v));
   }
 }
@@ -147,10 +150,10 @@ TEST_CASE("05.4: messages", "[05.4]") {
         };
         const auto receive = check("receive_before()", receive_before(s, k, i), stage - step, false);
         const auto sent = check("send_after()", send_after(s, k, i), stage + step, true), here = at(i);
-        tell_alike(sent >= 0 && (sent != here + 1 || sent == std::ssize(list)), what,
-                   "its result is not sent right after it");
+        tell_alike(sent == std::ssize(list), what, "no send has its micro-batch and chunk");
+        tell_alike(sent >= 0 && sent != here + 1, what, "its result is not sent right after it");
         if (receive < 0) continue;
-        tell_alike(receive == std::ssize(list), what, "its receive is missing");
+        tell_alike(receive == std::ssize(list), what, "no receive has its micro-batch and chunk");
         tell_alike(receive > here, what, "its receive comes after it");
         if (n == 0) continue;
         const Instruction& before = compute[n - 1];
@@ -169,6 +172,10 @@ TEST_CASE("05.4: messages", "[05.4]") {
       tell_alike(true, s.name, ": ", error.what());
     }
   }
+  const Schedule s = make_schedule(PpSchedule::interleaved, 2, 4, 2);
+  tell_alike(
+      with_messages(s, 0, {{Action::forward, 0, 0}, {Action::forward, 0, 1}})[0].chunk != 1,
+      "where F0 of chunk 1 follows F0 of chunk 0, its receive is not posted ahead: each chunk has buffers");
 }
 
 // ---- 05.5: each function waits for what it has to, and for nothing else.
@@ -340,16 +347,24 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
             " waits for all of a stream, on which a message of another micro-batch is under way, and should "
             "for the event of its own alone");
   }
-  const double end = pass(false).end;
-  const std::tuple<Action, Event*, const char*> records[] = {
-      {Action::receive_activation, rank > 0 ? &p.input(f).used : nullptr,
-       "reads its input last, so it records `used`, and that behind the backward pass"},
-      {Action::receive_gradient, &in_flight.gradient_read,
-       "reads the gradient last, so a whole backward records gradient_read, and that at its end"}};
-  for (const auto& [of, event, why] : records) {
-    const cudaStream_t user = stream(stream_of(of));
-    if (user) wait_event(user, *event);
-    tell_if(user && busy_time(user).begin < end, here(), "compute_backward() ", why);
+  for (const bool whole : {true, false}) {
+    const Slow kernels(true);
+    align();
+    ran();
+    p.compute_backward({whole ? Action::backward : Action::input_gradient, 0, 0}, batches[0]);
+    const double end = time_of(ran(), "", "compute").end;
+    const auto waits = [&](Action of, Event* event) {  // who waits for the event then begins behind the pass
+      const cudaStream_t user = stream(stream_of(of));
+      if (user) wait_event(user, *event);
+      return user ? busy_time(user).begin >= end : whole || of == Action::receive_activation;
+    };
+    tell_if(
+        !waits(Action::receive_activation, rank > 0 ? &p.input(f).used : nullptr), here(),
+        "compute_backward() reads its input last, also where it is an input gradient alone, so it records "
+        "`used`, and that behind the backward pass");
+    tell_if(waits(Action::receive_gradient, &in_flight.gradient_read) != whole, here(), "compute_backward() ",
+            whole ? "reads the gradient last, so a whole backward records gradient_read, and that at its end"
+                  : "of an input gradient records gradient_read, and the weight gradients read it later");
   }
 }
 

@@ -114,7 +114,7 @@ struct Sum {
     const bool equal = all == times[0] * contributors();
     if (equal && divided > 1) return "is divided by " + number(divided) + ": a sum is asked for, no mean";
     if (divided > 1) return "is divided on its way: it has " + text;
-    const bool again = equal && times[0] == ranks && parts == 1;
+    const bool again = equal && times[0] == ranks;
     const bool replaced =
         parts > 1 && all == ranks && std::count(times.end() - ranks, times.end(), 1) == ranks;
     if (!once)
