@@ -89,6 +89,12 @@ struct Region {
     }
     tensor.reset_traffic();
   }
+  void tell_alone(const std::string& what, const std::function<void(TensorParallel&)>& work) {
+    Communicator one(world, {rank}, "one");
+    doing(what, " of one tensor rank, which has nobody to send to, and no buffers");
+    work(*make_tensor_parallel({}, {}, rows, one, compute));
+    tell_if(!one.traffic().empty(), what, " of one tensor rank communicates, and there is nobody to send to");
+  }
   // `work` has two chunks: products, and messages before them (`enters`) or after them.
   void tell_chunks(const std::string& what, bool enters, const std::function<void()>& work) {
     ran();
@@ -127,8 +133,8 @@ struct Region {
   }
 };
 
-struct Opened : TensorParallel {  // begin_sum() alone: who calls it waits for the sum
-  using TensorParallel::begin_sum;
+struct Opened : TensorParallel {
+  using TensorParallel::begin_sum, TensorParallel::gathered_;  // begin_sum(): its caller waits for the sum
 };
 
 }  // namespace
@@ -137,17 +143,21 @@ TEST_CASE("04.1: gather and sum", "[04.1]") {
   for (const bool sp : {false, true}) {
     Region r(sp);
     r.write_outside();
-    doing(r.with, "gather()");
+    auto& opened = static_cast<Opened&>(*r.region);
+    doing(r.with, "gather(): ", sp ? "x.size() elements of each rank, into gathered_" : "returns x as it is");
     if (sp) r.tell_waits("gather()", [&] { r.region->enter(r.outside); });
-    std::string wrong = r.wrong_rows("gather()", r.region->enter(r.outside));
+    const Tensor gathered = r.region->enter(r.outside);
+    std::string wrong = r.wrong_rows("gather()", gathered);
     r.tell_operation("gather()", sp ? "all_gather" : "");
     tell(wrong);
+    tell_if(sp && gathered.data != opened.gathered_.data, here(), r.with,
+            "gather() does not fill gathered_; entered_ keeps a region's input for weight gradients");
     doing(r.with,
           "begin_sum(): in place; with sequence parallelism a reduce-scatter leaves rank r its own rows, the "
           "r-th part");
     r.tell_waits("begin_sum()", [&] { r.region->leave(r.all); });
     ran();
-    static_cast<Opened&>(*r.region).begin_sum(r.all);
+    const Tensor sums = opened.begin_sum(r.all);
     busy(r.compute);
     const std::vector<trace::Interval> of_sum = ran();
     tell_if(time_of(of_sum, "busy_kernel", "compute").begin >= time_of(of_sum, "", "tensor").end, here(),
@@ -157,45 +167,58 @@ TEST_CASE("04.1: gather and sum", "[04.1]") {
     wrong = r.wrong_sum("begin_sum()", r.region->leave(r.all));
     r.tell_operation("begin_sum()", sp ? "reduce_scatter" : "all_reduce");
     tell(wrong);
+    tell_if(sums.data < r.all.data || sums.data >= r.all.data + r.all.size(), here(), r.with,
+            "begin_sum() is in place: gathered_ has a gradient that weight gradients still read");
+    r.tell_alone("begin_sum()", [&](TensorParallel& one) { one.leave(r.all); });
   }
 }
 
 TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
-  Region r(false);
-  const int rows = r.rows;
-  const AccumTensor statistics = r.memory.matrix<accum>(3, rows);
-  // Rank r: the largest is r, 16^r the sum of exponentials, and the target's logit.
-  std::vector<accum> mine(3 * rows);
-  for (int i = 0; i < rows; ++i) {
-    mine[i] = r.rank;
-    mine[rows + i] = r.sum.value(r.rank, 0) * std::exp(-r.rank);
-    mine[2 * rows + i] = r.sum.value(r.rank, 0);
+  for (const bool sp : {false, true}) {
+    Region r(sp);
+    const int rows = r.rows;
+    const AccumTensor statistics = r.memory.matrix<accum>(3, rows);
+    // Rank r: the largest is r, 16^r the sum of exponentials, and the target's logit.
+    std::vector<accum> mine(3 * rows);
+    for (int i = 0; i < rows; ++i) {
+      mine[i] = r.rank;
+      mine[rows + i] = r.sum.value(r.rank, 0) * std::exp(-r.rank);
+      mine[2 * rows + i] = r.sum.value(r.rank, 0);
+    }
+    doing("combine()");
+    r.tell_waits("combine()", [&] { r.region->combine(statistics); });
+    write(r.compute, statistics.data, mine);
+    r.tensor.reset_traffic();
+    r.region->combine(statistics);
+    const auto seen = at(statistics);
+    const Traffic sent = traffic(r.tensor, "all_reduce");
+    std::string wrong;
+    for (int i = 0; i < rows && wrong.empty(); ++i) {
+      const double largest = seen[i];
+      const std::string sum = r.sum.wrong(seen[rows + i] * std::exp(largest), 0),
+                        target = r.sum.wrong(seen[2 * rows + i], 0);
+      if (largest != r.n - 1)
+        wrong = text("the largest logit of all ranks is ", r.n - 1, ", and combine() leaves ", text(largest),
+                     std::isnan(largest)              ? ": not the maximum of each row is in largest_"
+                     : largest == r.n * (r.n - 1)     ? ": the common one was summed over the ranks"
+                     : largest == r.n * (r.n - 1) / 2 ? ": that is their sum"
+                                                      : ": this rank has " + number(r.rank));
+      else if (sum.find("divided") != sum.npos)  // nobody divides here
+        wrong =
+            "a rank's sum of exponentials was added as it was, relative to the rank's own largest logit: "
+            "first "
+            "it is rescaled to the common one, and for that the rank's own is still needed";
+      else if (!sum.empty())
+        wrong = "the sum of exponentials, relative to the common largest logit, " + sum;
+      else if (!target.empty())
+        wrong = "the target's logit " + target + "; one rank has it, the others have 0, so it is summed";
+    }
+    tell(wrong.empty() ? "" : here() + r.with + wrong);
+    tell_if(sent.calls != 2 || sent.elements != 3 * rows, r.with, "combine() has ", sent.calls,
+            " all-reduces of ", sent.elements, " elements: one of a maximum and one of two sums for each of ",
+            rows, " rows are due; each message has its latency");
+    r.tell_alone("combine()", [&](TensorParallel& one) { one.combine(statistics); });
   }
-  doing("combine()");
-  r.tell_waits("combine()", [&] { r.region->combine(statistics); });
-  write(r.compute, statistics.data, mine);
-  r.region->combine(statistics);
-  const auto seen = at(statistics);
-  std::string wrong;
-  for (int i = 0; i < rows && wrong.empty(); ++i) {
-    const double largest = seen[i];
-    const std::string sum = r.sum.wrong(seen[rows + i] * std::exp(largest), 0),
-                      target = r.sum.wrong(seen[2 * rows + i], 0);
-    if (largest != r.n - 1)
-      wrong = text("the largest logit of all ranks is ", r.n - 1, ", and combine() leaves ", text(largest),
-                   largest == r.n * (r.n - 1)       ? ": the common one was summed over the ranks"
-                   : largest == r.n * (r.n - 1) / 2 ? ": that is their sum"
-                                                    : ": this rank has " + number(r.rank));
-    else if (sum.find("divided") != sum.npos)  // nobody divides here
-      wrong =
-          "a rank's sum of exponentials was added as it was, relative to the rank's own largest logit: first "
-          "it is rescaled to the common one, and for that the rank's own is still needed";
-    else if (!sum.empty())
-      wrong = "the sum of exponentials, relative to the common largest logit, " + sum;
-    else if (!target.empty())
-      wrong = "the target's logit " + target + "; one rank has it, the others have 0, so it is summed";
-  }
-  tell(wrong.empty() ? "" : here() + wrong);
 }
 
 TEST_CASE("04.3: partial gradients", "[04.3]") {
@@ -214,7 +237,9 @@ TEST_CASE("04.3: partial gradients", "[04.3]") {
     r.tell_waits("sum_partial_gradients()", [&] { r.region->sum_partial_gradients(parameters); });
     write(r.compute, shard.gradients, r.sum.values(r.rank, shard.size()));
     doing(r.with, "sum_partial_gradients()");
+    ran();
     r.region->sum_partial_gradients(parameters);
+    const auto messages = std::ranges::count(ran(), "tensor", &trace::Interval::stream);
     const auto seen = at(shard.gradients, shard.size());
     std::string wrong;
     int64_t due_elements = 0;
@@ -234,6 +259,10 @@ TEST_CASE("04.3: partial gradients", "[04.3]") {
     if (!wrong.empty() && traffic(r.tensor, "all_reduce").elements == due_elements)
       wrong += ". As many elements are summed as should be, but others: a weight begins at begin_in_shard";
     tell(wrong);
+    tell_if(messages != 1, r.with, "sum_partial_gradients() has ", messages,
+            " messages, each with its latency: a group makes one of all sums");
+    r.tell_alone("sum_partial_gradients()",
+                 [&](TensorParallel& one) { one.sum_partial_gradients(parameters); });
   }
 }
 
@@ -280,9 +309,13 @@ TEST_CASE("04.4: gather again in backward", "[04.4]") {
                 r.with, "prefetch_entered() waits for compute, and its rows are there");
       }
       doing(r.with, "entered()");
+      const double reads = layer < 2 ? 0 : busy_time(r.compute).end;
       const Tensor x = region.entered(r.outside);
       busy(r.compute);
       const std::vector<trace::Interval> log = ran();
+      tell_if(
+          time_of(log, "all_gather", "tensor").begin < reads, here(), r.with,
+          "entered() gathers where compute may still read: without a prefetch it waits for compute first");
       came = std::max(came, time_of(log, "all_gather", "tensor").end);
       tell_if(time_of(log, "busy_kernel", "compute").begin < came, here(), r.with,
               "entered(): compute does not wait for its rows");
@@ -302,7 +335,7 @@ TEST_CASE("04.4: gather again in backward", "[04.4]") {
         tell_if(time_of(ran(), "all_gather", "tensor").begin < until, here(), r.with,
                 "prefetch_entered() overwrites rows that a weight gradient still reads: it has to wait for "
                 "entered_used_, which enter_backward() records behind `meanwhile`");
-        region.entered(other);
+        tell(r.wrong_rows("when other rows were prefetched, entered()", region.entered(r.outside)));
       }
       CUDA_CHECK(cudaDeviceSynchronize());
       r.tensor.reset_traffic();
@@ -325,18 +358,24 @@ TEST_CASE("04.4: gather again in backward", "[04.4]") {
 
 TEST_CASE("04.5: products in chunks", "[04.5]") {
   for (const bool sp : {false, true}) {
+    const std::string
+        enters = sp ? "enter_linear(): gathers lie packed in the first y.rows of gathered_"
+                    : "enter_linear(): nothing is gathered, it is one product",
+        leaves =
+            "leave_linear(): a chunk has some rows of each rank, so that a collective gives each "
+            "its own; of_chunk is a chunk of the rows outside, with sequence parallelism in gathered_";
     for (const bool kernels_slow : {false, true}) {
       Region r(sp, 2, kernels_slow);
-      doing(r.with, "enter_linear()");
+      doing(r.with, enters);
       r.tell_chunks("enter_linear()", true,
                     [&] { r.region->enter_linear(r.blas, r.outside, r.identity, r.result); });
-      doing(r.with, "leave_linear()");
+      doing(r.with, leaves);
       r.tell_chunks("leave_linear()", false,
                     [&] { r.region->leave_linear(r.blas, r.all, r.identity, r.result); });
     }
     Region r(sp, 2);
     r.write_outside();
-    doing(r.with, "enter_linear()");
+    doing(r.with, enters);
     r.region->enter_linear(r.blas, r.outside, r.identity, r.result);
     std::string wrong = r.wrong_rows("enter_linear()", r.result);
     if (sp && !wrong.empty())
@@ -345,18 +384,18 @@ TEST_CASE("04.5: products in chunks", "[04.5]") {
     r.tell_operation("enter_linear()", sp ? "all_gather" : "");
     r.write_terms();
     write(r.compute, r.result.data, std::vector<real>(r.result.size(), NAN));
-    doing(r.with,
-          "leave_linear(): a chunk has some rows of each rank, so that a collective gives each its own");
+    doing(r.with, leaves);
     wrong = r.wrong_sum("leave_linear()", r.region->leave_linear(r.blas, r.all, r.identity, r.result));
     if (sp && !wrong.empty())
       wrong +=
           ". x lies in place, all rows of rank 0, then of rank 1. A chunk's product is packed: some rows of "
           "each rank, as a reduce-scatter reads them";
-    tell(wrong);
     const std::string operation = sp ? "reduce_scatter" : "all_reduce";
-    tell_if(traffic(r.tensor, operation).calls < 2, here(), r.with, "leave_linear() has ",
-            traffic(r.tensor, operation).calls, " sums for 2 chunks: a sum of all hides behind no product");
+    const int64_t sums = traffic(r.tensor, operation).calls;
+    tell_if(sums == 1, here(), r.with, "leave_linear() has ", sums,
+            " sums for 2 chunks: a sum of all hides behind no product");
     r.tell_operation("leave_linear()", operation);
+    tell(wrong);
   }
 }
 

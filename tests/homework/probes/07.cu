@@ -21,6 +21,7 @@ constexpr MeshShape shapes[] = {{.tp = 2, .cp = 3, .dp = 4, .pp = 2},
                                 {.cp = 2, .dp = 4, .ep = 4},
                                 {.tp = 2, .cp = 3, .dp = 4, .pp = 2, .ep = 3},
                                 {.dp = 2, .pp = 4, .ep = 2, .copies = 2},
+                                {.dp = 2, .pp = 4, .copies = 2, .shard_ranks = 2},
                                 {.cp = 2, .dp = 4, .ep = 2, .shard_ranks = 4}};
 
 }  // namespace
@@ -58,7 +59,10 @@ TEST_CASE("07.2: who is in a group", "[07.2]") {
         const auto x = coordinates_of(s, a), y = coordinates_of(s, b);
         const bool tp = x.tp == y.tp, cp = x.cp == y.cp, dp = x.dp == y.dp, pp = x.pp == y.pp;
         const bool weights = tp && (pp || (s.copies == 2 && x.pp + y.pp == s.pp - 1));
-        const int of_x = x.cp + s.cp * x.dp, of_y = y.cp + s.cp * y.dp;  // their numbers
+        const auto replica = [&s](const MeshCoordinates& at) {  // its number
+          return at.cp + s.cp * (at.dp + s.dp * (s.copies == 2 && at.pp >= s.pp / 2));
+        };
+        const int of_x = replica(x), of_y = replica(y);
         const bool copy = of_x / s.shards() == of_y / s.shards(),
                    shard = of_x % s.shards() == of_y % s.shards();
         const std::tuple<MeshGroup, const char*, bool, const char*> groups[] = {
@@ -68,7 +72,7 @@ TEST_CASE("07.2: who is in a group", "[07.2]") {
             {MeshGroup::gradients, "gradients", weights && copy,
              "tp, pp and, of a number cp + CP dp, number / N: the same weights, on other tokens; N ranks "
              "share out a copy"},
-            {MeshGroup::replicate, "replicate", weights && pp && shard,
+            {MeshGroup::replicate, "replicate", weights && shard,
              "tp, pp and, of a number cp + CP dp, number % N: the same shard in all copies of N ranks"},
             {MeshGroup::experts, "experts", tp && pp && of_x / s.ep == of_y / s.ep,
              "tp, pp and number / ep, where a rank's number is cp + CP dp: they share out the experts"},
@@ -89,15 +93,15 @@ TEST_CASE("07.2: who is in a group", "[07.2]") {
 TEST_CASE("07.3: what is summed over whom", "[07.3]") {
   World world(nullptr, nullptr);
   const Stream compute("compute");
-  for (const MeshShape& shape :
-       {MeshShape{.dp = 4, .ep = 2}, MeshShape{.dp = 2, .pp = 2}, MeshShape{.cp = 2, .dp = 2, .ep = 4}}) {
+  for (const MeshShape& shape : {MeshShape{.dp = 4, .ep = 2}, MeshShape{.dp = 2, .pp = 2, .ep = 2},
+                                 MeshShape{.cp = 2, .dp = 2, .ep = 4}}) {
     Mesh mesh(shape, world);
-    for (const int stage : {0, 2, 3}) {
+    for (const int stage : {0, 1, 3}) {
       for (const int group : {dense_group, expert_group}) {
         if (group == expert_group && shape.ep == 1) continue;
         CombinedOptions options;
         options.zero.zero_stage = stage;
-        options.data_parallel.dp_sync = DpSync::naive;
+        options.data_parallel.dp_sync = DpSync::overlap;
         options.pipeline.pp = shape.pp;
         const std::string with =
             text(text_of(shape), (group == dense_group ? "dense group" : "experts' group"), ", ZeRO stage ",
@@ -114,14 +118,16 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
                 (stage > 0 ? "the hooks are not those of ZeRO" : "the hooks are those of ZeRO"));
         if (stage == 0) tell_if(all.gradients(0) == nullptr, with, "nobody has allocated the parameters");
         const size_t shards = parameters.shards().size();
-        tell_if(stage > 0 && shards != 4, with, shards,
-                " shards for 4 units: Zero allocates its group itself, and allocate() is for data "
+        tell_if(shards != 4, with, shards,
+                " shards for 4 units: Zero allocates its group itself, and allocate(), once, is for data "
                 "parallelism alone");
         Sum sum;
         sum.counted = members_of(
             shape, group == dense_group ? MeshGroup::gradients : MeshGroup::expert_gradients, world.rank());
         for (int unit = 3; unit >= 0; --unit) {
-          doing(with, "gradients of unit ", unit, ": all ranks with these weights sum them");
+          doing(with, "gradients of unit ", unit,
+                ": all ranks with these weights sum them, for the experts' "
+                "group those of mesh.expert_gradients");
           hooks->before_gradients(unit);
           write(compute, all.gradients(unit), sum.values(world.rank(), all.size(unit)));
           hooks->after_gradients(unit, true);
@@ -134,16 +140,22 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
         if (stage > 0 && wrong.ends_with("again"))
           wrong += ": ZeRO's second communicator has the ranks with the same shard in other copies";
         tell(wrong);
-        if (stage < 3) continue;
         Communicator& ranks = group == dense_group ? mesh.gradients : mesh.expert_gradients;
+        const int64_t sums = traffic(ranks, "all_reduce").calls;
+        tell_if(stage == 0 && sums != 4 && ranks.ranks() > 1, with, sums,
+                " all-reduces by the ranks with these weights, and --dp-sync overlap has one a unit: "
+                "options.data_parallel says how to sum, the mesh over whom");
+        ranks.reset_traffic();
         int64_t size = 0;
         for (int unit = 0; unit < 4; ++unit) size += all.size(unit);
         const int64_t weights = elements_of<real>(Purpose::weights, before);
-        const int64_t due = size / ranks.ranks() + (shape.pp > 1 ? size : 2 * all.largest_size());
+        const int64_t gathered = shape.pp > 1 ? size : 2 * all.largest_size();
+        const int64_t due = stage < 3 ? size : size / ranks.ranks() + gathered;
         tell_if(weights != due, with, "memory of weights: ", weights, " elements in place of ", due, ": ",
-                (shape.pp > 1 ? "a pipeline keeps gathered weights until the step ends, or it gathers them "
-                                "again for each micro-batch"
-                              : "without a pipeline gathered weights are dropped after use"));
+                (stage < 3      ? "each rank has the weights whole"
+                 : shape.pp > 1 ? "a pipeline keeps gathered weights until the step ends, or it gathers them "
+                                  "again for each micro-batch"
+                                : "without a pipeline gathered weights are dropped after use"));
       }
     }
   }
@@ -174,13 +186,17 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
     const RowCounts& is = one_rank ? of_home : host;
     ExpertExchange& of = one_rank ? at_home : exchange;
     of.exchange_counts(counts.row_range(0, 1), counts.row_range(1, 1), is);
-    for (const trace::Interval& i : ran()) {
+    const std::vector<trace::Interval> log = ran();
+    const double next = busy_time(compute, shortest_kernel).begin;
+    for (const trace::Interval& i : log) {
       tell_if(i.begin < counted, here(),
               "exchange_counts() does not wait until compute has written the counts");
       tell_if(i.stream == "compute", here(),
               "exchange_counts() uses the stream of compute: await_counts() waits for that of the experts' "
               "ranks");
     }
+    tell_if(next >= time_of(log, "", one_rank ? "alone" : "experts").end, here(),
+            "exchange_counts(): compute, or the host, waits for the counts: await_counts() does, later");
     of.await_counts();
     const std::string who =
         here() + (one_rank ? "it has all experts, so nothing travels, and came is sent: " : "");
@@ -196,6 +212,9 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
     CUDA_CHECK(cudaDeviceSynchronize());
     tell(wrong);
   }
+  doing("dispatch of a rank that has all experts: the two orders are one, and nothing travels");
+  at_home.dispatch(of_home, permuted, permuted);
+  tell_if(!alone.traffic().empty(), "a rank that has all experts sends rows to itself");
   // A row's elements are its owner, 10 * rank + expert, and its place among the rows from there to there.
   const auto name = [&](int owner) { return text("rank ", owner / 10, "'s rows for expert ", owner % 10); };
   std::vector<real> by_expert, by_rank;
