@@ -76,7 +76,7 @@ TEST_CASE("06.1: who sees what", "[06.1]") {
 TEST_CASE("06.2: positions", "[06.2]") {
   for (const CpLayout layout : layouts) {
     for (const int ranks : {1, 2, 3}) {
-      const int sequence = 12, parts = layout == CpLayout::zigzag ? 2 * ranks : ranks,
+      const int sequence = ranks == 1 ? 13 : 12, parts = layout == CpLayout::zigzag ? 2 * ranks : ranks,
                 size = sequence / parts;
       for (int rank = 0; rank < ranks; ++rank) {
         const auto positions = context_positions(layout, sequence, rank, ranks);
@@ -102,7 +102,8 @@ TEST_CASE("06.2: positions", "[06.2]") {
 TEST_CASE("06.3: merging two results", "[06.3]") {
   Device device;
   const int heads = 2, size = 4, batch = 2, stride = 4, queries = 2;
-  for (const double shift : {0.0, 900.0}) {  // with large scores, too
+  // With large scores, too, or those of the block alone.
+  for (const auto& [shift, of_block] : {std::pair(0.0, 0.0), {900.0, 900.0}, {0.0, 900.0}}) {
     const auto before = [](int64_t row, int64_t h) { return 1.0 + static_cast<double>(row + 6 * h); };
     const auto added = [](int64_t row, int64_t h) { return 3.0 + 2.0 * static_cast<double>(row + h); };
     const int64_t rows = batch * stride;
@@ -111,7 +112,7 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < heads * size; ++j) out(i, j) = j % 2 == 0, block_out(i, j) = j % 2 * (1.0 + i);
       for (int64_t h = 0; h < heads; ++h)
-        lse(i, h) = std::log(before(i, h)) + shift, block_lse(i, h) = std::log(added(i, h)) + shift;
+        lse(i, h) = std::log(before(i, h)) + shift, block_lse(i, h) = std::log(added(i, h)) + of_block;
     }
     const AccumTensor merged = device.upload<accum>(out), merged_lse = device.upload<accum>(lse);
     attention_merge({batch, queries, 1, stride, {heads, heads, size}, false}, device.upload<accum>(block_out),
@@ -132,12 +133,13 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
     for (const int64_t i : in_block) {
       for (int64_t h = 0; h < heads; ++h) {
         const std::string of = "a block of " + text(added(i, h)) + " equal keys, merged into " +
-                               text(before(i, h)) + (shift > 0 ? " (scores of 900)" : "") + ": ";
+                               text(before(i, h)) + (of_block > 0 ? " (scores of 900)" : "") + ": ";
         const double kept = is(i, h * size), share = is(i, h * size + 1) / (1.0 + i),
                      keys = std::exp(is_lse(i, h) - shift);
         const double all = before(i, h) + added(i, h), due = added(i, h) / all;
         tell_alike(std::isnan(share) || std::isnan(kept) || !std::isfinite(is_lse(i, h)), of,
                    "the result is not finite: exp() overflows");
+        if (shift != of_block) continue;
         if (std::abs(share - due) > 1e-9) {
           const double of_keys = added(i, h) / share;  // the sum of which the block has this share
           for (int64_t r = 0; r < rows; ++r) {         // or it is another row's
@@ -155,7 +157,7 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
                : std::abs(share - 1 + due) < 1e-9 ? ": that is the share of what was there before"
                : std::abs(of_keys * added(i, 1 - h) / added(i, h) - before(i, 1 - h) - added(i, 1 - h)) < 1e-6
                    ? ": that is the share of another head"
-                   : ""));
+                   : ", 1 / (1 + exp(lse - block_lse)), of a row and a head"));
         }
         tell_alike(std::abs(kept - 1 + due) > 1e-9, of, "of what was there before ", text(kept),
                    " remains, and should be ", text(before(i, h)), " of ", text(all), " keys, 1 - share");
@@ -213,7 +215,7 @@ struct Steps {
 struct Ring {
   const Slow slow;  // comes first: a communicator has the link of when it was made
   World world{nullptr, nullptr};
-  Communicator context{world, world.all(), "context"};
+  Communicator context;
   const int n = context.ranks(), sequence = 4 * n, own = 4;
   Device device;
   CpLayout layout;
@@ -222,8 +224,11 @@ struct Ring {
   std::unique_ptr<RingAttention> attention;
   std::string with;
 
-  Ring(CpLayout l, bool kernels_slow)
-      : slow(kernels_slow), layout(l), positions(context_positions(l, sequence, context.rank(), n)) {
+  Ring(CpLayout l, bool kernels_slow)  // of all ranks, or of an odd number, without the last one
+      : slow(kernels_slow),
+        context(world, members(world, !kernels_slow), "context"),
+        layout(l),
+        positions(context_positions(l, sequence, context.rank(), n)) {
     auto options =
         test_options<OptionsWith<ContextParallelOptions>>(1, sequence, 1, 1, 1, 2, sequence, batch, batch);
     options.attention = Attention::tiled;
@@ -231,8 +236,13 @@ struct Ring {
     attention = std::make_unique<RingAttention>(options, layout, context, 1);
     with = "rank " + number(context.rank()) + ", " + to_string(layout) + ": ";
   }
+  static std::vector<int> members(const World& world, bool odd) {
+    std::vector<int> all = world.all();
+    const int last = all.back();
+    if (odd) all.pop_back();
+    return odd && world.rank() == last ? std::vector{last} : all;
+  }
   double written = 0;         // before a pass compute writes the keys
-  bool on_hops = false;       // something is added on their stream
   std::ptrdiff_t zeroed = 0;  // matrices, in backward: d_q, and its part of d_k and d_v in each step
   // Rows of this rank's tokens: `value` at the token's position, or all zeros.
   Tensor rows(double value) {
@@ -281,13 +291,35 @@ struct Ring {
     busy(device.stream);
     const std::vector<trace::Interval> log = ran();
     const double used = time_of(log, "busy_kernel", "test").begin;
-    zeroed = std::ranges::count(log, "memset", &trace::Interval::name);
-    on_hops = time_of(log, "accumulate_kernel", "context").end > 0;
+    zeroed = 0;
+    int copies = 0, sums = 0;
+    for (const trace::Interval& i : log) {
+      copies += i.name == "memcpy";
+      sums += i.name == "accumulate_kernel";
+      zeroed += i.name == "memset";
+      if ((i.name == "memset" || i.name == "accumulate_kernel") && i.stream == "context")
+        return with +
+               "its part is zeroed, or added, on the stream of the hops, which does not wait for the block";
+    }
+    const int due_zeroed = backward ? 2 * n + 1 : 0;
+    const int due_sums = backward ? 2 * (layout == CpLayout::zigzag ? n - 1 : context.rank()) : 0;
+    if (copies > 0) return with + "something is copied: attention reads, and a hop fills, its last place";
+    if (zeroed > due_zeroed)
+      return with + text(zeroed, " matrices are zeroed in place of ", due_zeroed,
+                         backward ? ": d_q once, and a part of d_k and of d_v in each step"
+                                  : ": the diagonal comes first, and writes out");
+    if (sums != due_sums)
+      return with + text(sums, " matrices are added to the sums in place of ", due_sums,
+                         ": of d_k and of d_v in each step that sees keys, but in step 0 they lie there");
     const std::string wrong = wrong_wait(Steps(log, n, backward, false), backward, used);
     return wrong.empty() || wrong_wait(Steps(log, n, backward, true), backward, used).empty() ? "" : wrong;
   }
   std::string wrong_wait(const Steps& of, bool backward, double used) const {
-    if (layout != CpLayout::zigzag || !of.complete) return "";  // in which all ranks do the same
+    if (layout != CpLayout::zigzag) return "";  // in which all ranks do the same
+    if (std::ssize(of.blocks) != n)
+      return with +
+             text(of.blocks.size(), " blocks in place of ", n, ": one with each rank's keys, first its own");
+    if (!of.complete) return "";
     if (of.keys[0].begin < written)
       return with +
              "the first hop does not wait until compute has written keys and values: the context "
@@ -329,17 +361,18 @@ struct Ring {
              (what.ends_with("out")   ? "a block reads keys or values that no hop has brought"
               : what.ends_with("d_q") ? "blocks add to d_q, which nobody has zeroed"
               : zeroed < 2 * n + 1    ? "a block adds to its part, which nobody has zeroed in this step"
-                                      : "a hop sends sums from a buffer that nobody has filled");
+                                      : "a hop sends, or compute adds, what nobody has filled: in step 0 a "
+                                        "block adds to the sums, later to d_block_");
     const std::string meets = what + ": query " + number(q) + " meets " + key(k);
     const double times = found / once;
     if (once == 0 ? found == 0 : std::abs(times - 1) < 1e-9) return "";
     if (k > q)
       return meets +
-             ", which comes after it: visible_block() says what of a block is seen, from which query on";
+             ", which comes after it: a block has the keys of origin(step), of which visible_block() says "
+             "what is seen, from which query on";
     std::string how = std::abs(times) < 1e-9 ? "never" : text(times, " times");
     if (how == "never" && (what.ends_with("d_k") || what.ends_with("d_v")))
-      how += on_hops ? ": its part is added on the stream of the hops, which does not wait for the block"
-                     : ": a part was lost: each hop of the sums sends those to which compute has just added";
+      how += ": a part was lost: each hop of the sums sends those to which compute has just added";
     if (std::abs(times - n) < 1e-9) return meets + " in every step";
     if (times > 1.5) how += ": its part of the step before is still there, or a part is added in two steps";
     return meets + " " + how;
@@ -380,11 +413,11 @@ TEST_CASE("06.4: the ring in forward", "[06.4]") {
         if (wrong.empty() && std::abs(std::exp(lse(row, 0)) - (i + 1)) > 1e-9)
           wrong = text(ring.with, "lse of query ", i, " is that of ", text(std::exp(lse(row, 0))), " keys");
       }
-      tell(wrong);
       const int64_t due = int64_t{2} * (ring.n - 1) * v.size();
       const int64_t sent = traffic(ring.context, "send").elements;
       tell_if(sent != due, ring.with, sent, " elements of keys and values are sent in place of ", due,
               ": n - 1 hops bring each rank the keys of all others");
+      tell(wrong);
     }
   }
 }
@@ -401,8 +434,8 @@ TEST_CASE("06.5: the ring in backward", "[06.5]") {
         DeviceArena memory(Purpose::activations);
         const AttentionGradients g = {ring.rows(1),
                                       ring.device.fresh<real>(rows, columns),
-                                      ring.device.fresh<real>(rows, columns),
-                                      ring.device.fresh<real>(rows, columns),
+                                      ring.rows(untouched),
+                                      ring.rows(untouched),
                                       ring.attention->backward_memory(memory, ring.shape),
                                       ring.device.fresh<accum>(rows, 1)};
         ring.context.reset_traffic();
@@ -412,8 +445,22 @@ TEST_CASE("06.5: the ring in backward", "[06.5]") {
         std::string wrong = ring.wrong_wait(true);
         const HostMatrix d_q = ring.device.download(g.d_q), d_k = ring.device.download(g.d_k),
                          d_v = ring.device.download(g.d_v);
+        const int64_t place = ring.positions[0];
+        if (wrong.empty() && (d_k(0, place) == untouched || d_v(0, place) == untouched))
+          wrong = ring.with + "nothing came to g.d_k or g.d_v: return_sums(own) is the hop that brings them";
+        if (wrong.empty() && std::isnan(ring.device.download(g.d_out_dot_out)(0, 0)))
+          wrong =
+              ring.with + "g.d_out_dot_out was never written: attention_dots() makes it, if t.out is there";
         const auto p = [](int i, int j) { return j <= i ? 1.0 / (i + 1) : 0.0; };
         const auto d_score = [&](int i, int j) { return scale * p(i, j) * ((i == j) - p(i, i)); };
+        for (int origin = 0; origin < ring.n && wrong.empty() && !of_keys; ++origin) {
+          const auto keys = positions_of(layout, ring.sequence, origin, ring.n);
+          wrong = ring.wrong_mask(origin, [&](int i, int j) {
+            const int q = ring.positions[i], k = keys[j];
+            return q + k == 0 ? 1 : d_q(i, k) / (scale / (q + 1) * ((q == k) - 1.0 / (q + 1)));
+          });
+        }
+        tell(wrong);
         // The rank whose keys these gradients are.
         for (int rank = 0; rank < ring.n && wrong.empty(); ++rank) {
           const auto theirs = context_positions(layout, ring.sequence, rank, ring.n);
@@ -438,11 +485,13 @@ TEST_CASE("06.5: the ring in backward", "[06.5]") {
               wrong = ring.wrong_times(ring.with + "d_q", d_q(row, other), own, other, d_score(own, other));
           }
         }
-        tell(wrong);
         const int64_t due = int64_t{2} * (2 * ring.n - 1) * zeros.size();
         const int64_t sent = traffic(ring.context, "send").elements;
         tell_if(sent != due, ring.with, sent, " elements are sent in place of ", due,
                 ": n - 1 hops of keys and values, n of their sums");
+        tell(wrong);
+        doing("backward() without t.out: then g.d_out_dot_out is there already");
+        ring.attention->backward(ring.device.blas, ring.shape, {t.q, t.k, t.v, {}, t.lse, {}}, g);
       }
     }
   }
