@@ -128,7 +128,7 @@ class Zero : public UnitHooks {
     wait_stream(compute_, replicate_ranks_.stream());
   }
 
- private:
+ protected:
   static constexpr int none = -1;
 
   // A unit buffer for gathered weights (stage 3).

@@ -12,6 +12,10 @@ namespace {
 constexpr int units = 4;
 const std::array<std::string, units> unit_names = {"the embedding", "layer 0", "layer 1", "the head"};
 
+struct Opened : Zero {
+  using Zero::units_;
+};
+
 // A rank with a group of parameters, and ZeRO.
 struct Shards {
   World world{nullptr, nullptr};
@@ -20,7 +24,7 @@ struct Shards {
   Communicator replicate_ranks{world, every(rank % shards, world.ranks() / shards, shards), "replicate"};
   Stream compute{"compute"};
   Parameters parameters{{.groups = {{shard_ranks.rank(), shard_ranks.ranks(), replicate_ranks.rank()}}}};
-  MemoryBytes before = memory_in_use();
+  MemoryBytes before = memory_in_use(), behind;  // the constructor
   std::unique_ptr<Zero> zero;
   std::string with;
   int64_t smallest, all = 0, largest = 0;
@@ -33,6 +37,7 @@ struct Shards {
     with = "stage " + number(stage) + ": ";
     doing(with, "the constructor");
     zero = std::make_unique<Zero>(stage, group(), shard_ranks, replicate_ranks, compute);
+    behind = memory_in_use();
   }
   ParameterGroup& group() { return parameters.group(); }
 
@@ -49,6 +54,12 @@ struct Shards {
                   ? "Shards alone are too little here"
                   : text("All units have ", all, sharded ? ", but only two whole ones are kept" : ""));
     }
+  }
+  void tell_no_more_memory() {
+    const int64_t more =
+        elements_of<real>(Purpose::weights, behind) + elements_of<accum>(Purpose::gradients, behind);
+    tell_if(more > 0, here(), with, "two steps take memory for ", more,
+            " elements more; the constructor has it all");
   }
   // The units of which something was gathered or reduced since the last call, as bits.
   int64_t units_in(const std::string& operation) {
@@ -174,9 +185,9 @@ void check_weights(bool used_by_passes) {
     const auto note_use = [&](const std::string& name, int unit, const real* weights,
                               const trace::Interval& reads) {
       const trace::Interval& own = gathered[unit];
-      tell_if(reads.begin < own.end, here(), s.with, stage < 3 ? "" : "before_weights() in ", name,
-              " does not wait until the unit is gathered: it waits for weights_came, which is recorded "
-              "behind the gather, on the gather's stream");
+      tell_if(reads.begin < own.end, here(), s.with, "before_weights() in ", name,
+              " does not wait until the unit is gathered: it waits for weights_came",
+              stage < 3 ? "" : ", which gathered_buffer() records behind the gather");
       for (int other = 0; other < units; ++other)
         tell_if(reads.waited_for == gathered[other].id && gathered[other].end > own.end, here(), s.with, name,
                 " waits until ", unit_names[other],
@@ -236,6 +247,12 @@ void check_weights(bool used_by_passes) {
       tell_if(busy_time(s.shard_ranks.stream()).begin < written, here(), s.with,
               "weights_changed(): the gathers' stream does not wait until the optimizer has written weights, "
               "and what is gathered next reads them");
+      for (int unit = 0; unit < units && stage < 3 && !used_by_passes; ++unit) {
+        const Stream reader("reader");
+        wait_event(reader, static_cast<Opened&>(*s.zero).units_[unit].weights_came);
+        tell_if(busy_time(reader).begin < gathered[unit].end, here(), s.with,
+                "weights_changed() does not record weights_came of ", unit_names[unit], " behind its gather");
+      }
       before_update = std::exchange(held, {});
       const int64_t bits = s.units_in("all_gather");
       tell_alike(stage < 3 && bits != (1 << units) - 1, here(), s.with, "weights_changed() gathers ",
@@ -262,7 +279,7 @@ void check_weights(bool used_by_passes) {
       tell(wrong.ends_with("never written") ? wrong + ": gather() sends own_weights, which is all a rank has"
                                             : wrong);
     }
-    s.tell_memory(stage);
+    s.tell_no_more_memory();
   }
 }
 
@@ -395,7 +412,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
       if (copies > 1 && !wrong.empty()) wrong += ". sum_copies() sums own_gradients in place";
       tell(wrong);
     }
-    s.tell_memory(stage);
+    s.tell_no_more_memory();
   }
 }
 
