@@ -162,7 +162,11 @@ TEST_CASE("02.1: a step of the ring", "[02.1]") {
                   "group, or each waits for the others"
                 : "ring_step() with parts of different sizes: as many elements are received as the previous "
                   "rank sends");
+    ran();
     ring_step(sent.data(), size_of(rank), received.data(), size_of(before), ranks);
+    tell_if(ran().size() > 1, here(),
+            "ring_step() has several operations, which run in turn; in one group a rank "
+            "sends and receives at once");
     tell(wrong_copy("what ring_step() receives from rank " + number(before),
                     at(received.data(), size_of(before)), before));
   }

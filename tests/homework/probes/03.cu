@@ -13,7 +13,7 @@ constexpr int units = 4;
 const std::array<std::string, units> unit_names = {"the embedding", "layer 0", "layer 1", "the head"};
 
 struct Opened : Zero {
-  using Zero::units_;
+  using Zero::units_, Zero::sum_copies;
 };
 
 // A rank with a group of parameters, and ZeRO.
@@ -283,6 +283,35 @@ void check_weights(bool used_by_passes) {
   }
 }
 
+// sum_copies() alone, of the last unit's shard.
+void tell_sum_copies(Shards& s) {
+  const Shard shard = s.parameters.shards().back();
+  const Sum sum = {.ranks = s.replicate_ranks.ranks()};
+  const std::string call = here() + s.with + "sum_copies(" + unit_names[shard.unit] + ") ";
+  write(s.compute, shard.gradients, sum.values(s.replicate_ranks.rank(), shard.size()));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  ran();
+  doing(s.with, "sum_copies() of own_gradients, ", shard.size(), " elements");
+  busy(s.shard_ranks.stream());  // it writes the shard
+  static_cast<Opened&>(*s.zero).sum_copies(shard.unit);
+  busy(s.shard_ranks.stream()), busy(s.compute);
+  std::vector<trace::Interval> shards, others;
+  for (const trace::Interval& i : ran()) (i.stream == "shard" ? shards : others).push_back(i);
+  const Time sums = time_of(others, "all_reduce", "replicate");
+  const int64_t elements = traffic(s.replicate_ranks, "all_reduce").elements,
+                due = static_cast<int64_t>(shard.size());
+  s.replicate_ranks.reset_traffic(), s.shard_ranks.reset_traffic();
+  tell_if(elements != due, call, "sums ", elements, " elements over the copies, and should ", due,
+          ", those of the own shard");
+  tell_if(sums.begin < shards.front().end, call,
+          "does not wait for the stream of the reduce-scatter, which writes the shard");
+  tell_if(shards.back().begin >= sums.end, call,
+          "makes the stream of the reduce-scatters wait for its sum, so the next one does not run meanwhile");
+  tell_if(time_of(others, "busy_kernel", "compute").begin >= sums.end, call,
+          "makes compute wait for its sum, and backward should hide it");
+  tell(sum.wrong(s.with + "after sum_copies() the own shard", at(shard.gradients, shard.size())));
+}
+
 // Two steps of two micro-batches. `shard_ranks`: those of a copy.
 void check_gradients(const std::vector<int>& stages, int shard_ranks) {
   for (const int stage : stages) {
@@ -292,6 +321,7 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
     const std::string operation = stage == 0 ? "all_reduce" : "reduce_scatter";
     DeviceArena memory(Purpose::activations);
     const AccumTensor term = memory.matrix<accum>(2 * n, 1 << units);
+    if (copies > 1) tell_sum_copies(s);
     std::map<const accum*, double> reduced_until;  // and added, in virtual time, by memory
     double reduced_at = 0, copied_at = 0;          // the sums of a copy's ranks, and those of the copies
     uint64_t sum_before = 0, last_before = 0;      // of the copies; and the last one of the shard's stream
@@ -318,19 +348,18 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
           for (const trace::Interval& i : backward) {
             tell_if(i.name == "memset", with, "before_gradients", call,
                     "clears memory, and backward assigns");
-            const bool copies_too = copies > 1 && i.waited_for == sum_before;
             tell_if(
                 i.waited_for != 0 && (i.waited_for == sum_before || i.waited_for == last_before), with,
-                copies_too ? "sum_copies()" : "before_gradients() or after_gradients()",
-                ": compute waits for the sum of the unit before, which backward should hide: it waits for "
-                "`free` of its own buffer, and at the end of the step for all sums");
+                "before_gradients() or after_gradients(): compute waits for the sum of the unit before, "
+                "which "
+                "backward should hide: it waits for `free` of its own buffer, and at the end of the step for "
+                "all sums");
           }
           tell_if(adds.begin < reduced_until[gradient.sum.data], with, "before_gradients", call,
                   "does not wait, and backward writes into memory that is still being read: `free` has to "
                   "be recorded behind the last operation that reads it, on the stream of that operation");
-          doing(s.with, copies > 1 ? "sum_copies" : "after_gradients", call,
-                copies > 1 ? text("of own_gradients, ", s.group().shard_size(unit), " elements")
-                           : text("reduces the ", s.group().size(unit), " elements of the unit"));
+          doing(s.with, "after_gradients", call, "reduces the ", s.group().size(unit),
+                " elements of the unit");
           // In step 0 the reduce-scatter is the latest, then the sum of the copies; in step 1 compute is.
           for (int i = 0; i < 3 && step == 0; ++i) busy(s.shard_ranks.stream());
           for (int i = 0; i < 2 && step == 0; ++i) busy(s.replicate_ranks.stream());
@@ -346,11 +375,9 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
               std::max(reduces.end, time_of(log, "accumulate_kernel", "shard").end);
           reduced_at = std::max(reduced_at, reduces.end), copied_at = std::max(copied_at, copies_sum.end);
           for (const trace::Interval& i : log) {
-            tell_if(
-                i.stream == "shard" && i.waited_for != 0 && i.waited_for == sum_before, with,
-                "the reduce-scatter in after_gradients", call,
-                "waits for the sum of the copies of the unit before: sum_copies() has a stream of its own, "
-                "which no other one waits for until finish_gradient_sync()");
+            tell_if(i.stream == "shard" && i.waited_for != 0 && i.waited_for == sum_before, with,
+                    "the reduce-scatter in after_gradients", call,
+                    "waits for the sum of the copies of the unit before, which has a stream of its own");
             tell_if(i.stream == "shard" && i.name != operation && i.name != "busy_kernel" && micro_batch == 0,
                     with, "after_gradients", call, "runs ", i.name,
                     " beside the reduce-scatter, which can write the sum of a step's first micro-batch to "
@@ -367,26 +394,17 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
             if (i.stream == "replicate") sum_before = i.id;
             if (i.stream == "shard") last_before = i.id;
           }
-          const auto is_sum = [](auto& i) { return i.name == "all_reduce" && i.stream == "replicate"; };
-          const auto copied = std::ranges::find_if(log, is_sum);
-          const bool early =  // waited for what the shard's stream had to do before
-              copied != log.end() &&
-              std::ranges::find(log, copied->waited_for, &trace::Interval::id) != log.end();
-          tell_if(copies_sum.begin < shard_written, with, early ? "after_gradients" : "sum_copies", call,
-                  early ? "sums the copies before it reduces"
-                        : "does not wait for the stream of the reduce-scatter, which writes the shard");
+          tell_if(copies_sum.begin < shard_written, with, "after_gradients", call,
+                  "sums the copies before it reduces");
           const int64_t bits = s.units_in(operation);
           tell_alike(stage < 2 && !last && bits != 0, with, "after_gradients", call,
                      "reduces, and only the last micro-batch of a step may: a sum would be summed again");
-          const int64_t summed = traffic(s.replicate_ranks, "all_reduce").elements,
-                        own = s.group().shard_size(unit);
+          const int64_t summed = traffic(s.replicate_ranks, "all_reduce").elements;
           s.replicate_ranks.reset_traffic();
           tell_alike(!last && summed != 0, with, "after_gradients", call,
                      "sums the copies, and may after the last one only: their sum would be summed again");
           tell_alike(last && copies > 1 && summed == 0, with, "after_gradients", call,
-                     "does not call sum_copies(), or that sums nothing over the copies");
-          tell_alike(last && copies > 1 && summed != own, with, "sum_copies", call, "sums ", summed,
-                     " elements over the copies, and should ", own, ", those of the own shard");
+                     "does not sum the copies");
           tell_alike(stage >= 2 && bits != 1 << unit, with, "after_gradients", call, "reduces ",
                      names_of(bits), " and not ", unit_names[unit],
                      ": two unit buffers have no room to add up micro-batches first");
@@ -409,7 +427,6 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
                             at(shard.gradients, shard.size()), shard.begin);
       }
       if (step == 1 && !wrong.empty()) wrong += ". The step before was right: its sum is left, and added to";
-      if (copies > 1 && !wrong.empty()) wrong += ". sum_copies() sums own_gradients in place";
       tell(wrong);
     }
     s.tell_no_more_memory();
