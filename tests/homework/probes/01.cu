@@ -135,7 +135,7 @@ TEST_CASE("01.4: rotary backward", "[01.4]") {
   const int rows = 3, size = shape.head_size, half = size / 2;
   // Position p turns by p times 90 degrees: what comes out is what went in at another place, or its opposite.
   const Array<accum> table({1, 1, 0, 0, /**/ 0, 0, 1, 1, /**/ -1, -1, 0, 0, /**/ 0, 0, -1, -1});
-  const std::vector<int32_t> position = {0, 2, 3};
+  const std::vector<int32_t> position = {2, 0, 3};
   const Array<int32_t> positions(position);
   const auto values = [&](int owner, int heads) {
     std::vector<real> all;
@@ -147,7 +147,7 @@ TEST_CASE("01.4: rotary backward", "[01.4]") {
     return all;
   };
   const Array<real> d_q(values(0, 4)), d_k(values(10, 2)), d_v(values(20, 2)),
-      d_qkv(std::vector<real>(rows * shape.qkv_columns(), untouched));
+      d_qkv(std::vector<real>(rows * shape.qkv_columns(), NAN));
   doing("rotary_backward()");
   rotary_backward({d_q.data(), rows, 4 * size}, {d_k.data(), rows, 2 * size}, {d_v.data(), rows, 2 * size},
                   positions.data(), {table.data(), 4, size}, shape, {d_qkv.data(), rows, shape.qkv_columns()},
@@ -174,13 +174,17 @@ TEST_CASE("01.4: rotary backward", "[01.4]") {
       const double expected = turned(kind < 2 ? p : 0), is = found[row * shape.qkv_columns() + column];
       const std::string what = "row " + number(row) + " of d_qkv, where position " + number(p) +
                                " turned by " + number(90 * p) + " degrees: column " + number(column) + " ";
-      tell_if(is == untouched, what + "was never written; it is the place of " + name(expected));
+      tell_if(std::isnan(is), what + "was never written; it is the place of " + name(expected));
       tell_if(kind < 2 && is != expected && is == turned(row),
               what + "is turned by the angle of position " + number(row) +
                   ": a row's angle is that of its position, positions[row], and not of its number");
       tell_if(kind == 2 && is != expected, what + "is " + name(is) + ", and should be " + name(expected) +
                                                ": forward does not turn v, so d_v is copied");
       tell_if(is == -expected, what + "is " + name(is) + ", and should be the opposite: backward turns back");
+      for (const int other : {0, 1, 2, 3})
+        tell_if(kind < 2 && is != expected && is == turned(other),
+                what + "is turned by the angle of position " + number(other) +
+                    ": a row of the table has size / 2 cosines, then as many sines");
       tell_if(is != expected, what + "is " + name(is) + ", and should be " + name(expected));
     }
   }

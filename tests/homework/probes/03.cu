@@ -168,7 +168,9 @@ void check_weights(bool used_by_passes) {
       int before = 0;  // the unit gathered before this one
       for (const trace::Interval& i : log) {
         tell_if(i.stream == "shard" && i.name != "all_gather" && i.name != "busy_kernel", here(), s.with,
-                call, "runs ", i.name, " beside the gathers, which need no copy");
+                call, "runs ", i.name,
+                i.name == "group" ? ": it begins when it ends, behind what its gathers record"
+                                  : " beside the gathers, which need no copy");
         if (i.name != "all_gather" || i.stream != "shard") continue;
         const int unit =
             static_cast<int>(std::lround(std::log2(i.bytes * n / ((n - 1) * s.smallest * sizeof(real)))));
@@ -317,7 +319,8 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
   for (const int stage : stages) {
     Shards s(stage, shard_ranks);
     const int n = mpi_tests::ranks(), copies = n / shard_ranks;
-    const Sum sum = {.parts = 2};
+    const Sum sum = {.parts = 2,
+                     .part = "non-zero micro-batch"};  // of three, of which the second one has zeros
     const std::string operation = stage == 0 ? "all_reduce" : "reduce_scatter";
     DeviceArena memory(Purpose::activations);
     const AccumTensor term = memory.matrix<accum>(2 * n, 1 << units);
@@ -327,8 +330,8 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
     uint64_t sum_before = 0, last_before = 0;      // of the copies; and the last one of the shard's stream
     ran();
     for (int step = 0; step < 2; ++step) {
-      for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
-        const bool last = micro_batch == 1;
+      for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
+        const bool last = micro_batch == 2;
         for (int unit = units - 1; unit >= 0; --unit) {
           const std::string call = text("(", unit_names[unit], ") in micro-batch ", micro_batch, " ");
           const std::string with = here() + s.with;
@@ -341,7 +344,9 @@ void check_gradients(const std::vector<int>& stages, int shard_ranks) {
                      "after_gradients() has not taken the memory back: in micro-batch ", micro_batch,
                      " backward adds to what lies there");
           busy(s.compute);
-          write(s.compute, term.data, sum.values(s.rank + n * micro_batch, gradient.sum.size()));
+          const size_t size = gradient.sum.size();
+          write(s.compute, term.data,
+                micro_batch == 1 ? std::vector<accum>(size) : sum.values(s.rank + n * micro_batch / 2, size));
           accumulate({term.data, gradient.sum.rows, gradient.sum.columns}, gradient, s.compute);
           const std::vector<trace::Interval> backward = ran();
           const Time adds = time_of(backward, "", "compute");
