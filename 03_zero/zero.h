@@ -128,7 +128,7 @@ class Zero : public UnitHooks {
     wait_stream(compute_, replicate_ranks_.stream());
   }
 
- protected:
+ protected:  // a test asks for events of units_, and calls sum_copies() by itself
   static constexpr int none = -1;
 
   // A unit buffer for gathered weights (stage 3).

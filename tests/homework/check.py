@@ -24,7 +24,7 @@ import sources
 import starter
 import submissions
 from observe import BuildError, Machine, Observation, build, differences, observe
-from observe import hint_in, hints_of, host_waits, objects_of, progress_of
+from observe import hint_in, hints_of, host_waits, in_words, objects_of, progress_of
 from reference import in_workplaces, workplace
 from sandbox import check_sandbox, launcher_of
 from sources import ROOT, UsageError, exercise_of, put, read_mutants
@@ -170,11 +170,11 @@ def reference_itself(stages):
                 grade.grade(stage, lambda line: None, seen) == 70, f"{number}: the reference gets 70 points"
             )
             if number == "03":
-                only_the_guilty(stage, seen)
+                nobody_alone(stage, seen)
             (grade.STATE / f"races-{number}.json").unlink()
 
 
-def only_the_guilty(stage, seen):
+def nobody_alone(stage, seen):
     """In a learner's tree: where no probe tells whose mistake it is, none is blamed alone, and no points are
     lost."""
 
@@ -481,6 +481,11 @@ def judges(stages):
         for races, hint in (([], ""), (["a race"], ""), ([], "wrong"), (["a race"], "wrong"))
     ]
     expect(points == [15, 12, 8, 8], f"two judges against a body cost no less than one: {points}")
+    right = reference.load()["02"]["overlap on 2 ranks"]
+    for more, words in ((["seconds", "compute"], "has more to do"), (["seconds"], "waits too early")):
+        seen = Observation(facts=right | {name: [1.1 * right[name][0]] for name in more})
+        said = in_words(differences(seen, right), seen, right)
+        expect(words in said and "is 1.1 of" in said, f"what takes longer, {more}: {said}")
     said = [host_waits([body]) for body in ("{ cudaFree(0); // cudaMemcpy(", "{ cudaDeviceSynchronize(); }")]
     expect(said[0] == "" and "the host waits" in said[1], f"a body in which the host waits: {said}")
     said = [hint_in(0, "doing: a step\n7\n1 passed, 0 failed\n", number) for number in "78"]

@@ -516,7 +516,7 @@ def in_words(differs, seen, reference):
             if name.startswith("calls"):
                 calls = [int(facts.get(name, [0])[0]) for facts in (seen.facts, reference)]
                 words += f"; rank 0 has {calls[0]} calls of {name[6:]} in place of {calls[1]}"
-        if "compute" in differs:
+        if "compute" in differs and compute[0] > compute[1]:
             return f"{words}; compute has more to do: what its stream runs takes {ratio(*compute)}"
         return (
             words

@@ -206,8 +206,7 @@ TEST_CASE("04.2: vocabulary-parallel loss", "[04.2]") {
       else if (sum.find("divided") != sum.npos)  // nobody divides here
         wrong =
             "a rank's sum of exponentials was added as it was, relative to the rank's own largest logit: "
-            "first "
-            "it is rescaled to the common one, and for that the rank's own is still needed";
+            "first it is rescaled to the common one, and for that the rank's own is still needed";
       else if (!sum.empty())
         wrong = "the sum of exponentials, relative to the common largest logit, " + sum;
       else if (!target.empty())
