@@ -189,7 +189,8 @@ struct Steps {
     int added = 0;  // keys and values, in each step but the first
     std::vector<Time> hops;
     for (const trace::Interval& i : log) {
-      if (i.stream == "context") hops.push_back({i.begin, i.end});
+      if (i.stream == "context" && i.name != "accumulate_kernel" && i.name != "memset")
+        hops.push_back({i.begin, i.end});
       if (i.name == "tiled_forward_kernel" || i.name == "tiled_backward_keys_kernel")
         blocks.push_back({i.begin, i.end});
       if (i.name == "tiled_backward_queries_kernel" && !blocks.empty()) blocks.back().end = i.end;
@@ -243,6 +244,7 @@ struct Ring {
     return odd && world.rank() == last ? std::vector{last} : all;
   }
   double written = 0;         // before a pass compute writes the keys
+  bool on_hops = false;       // something is zeroed or added on their stream
   std::ptrdiff_t zeroed = 0;  // matrices, in backward: d_q, and its part of d_k and d_v in each step
   // Rows of this rank's tokens: `value` at the token's position, or all zeros.
   Tensor rows(double value) {
@@ -297,9 +299,7 @@ struct Ring {
       copies += i.name == "memcpy";
       sums += i.name == "accumulate_kernel";
       zeroed += i.name == "memset";
-      if ((i.name == "memset" || i.name == "accumulate_kernel") && i.stream == "context")
-        return with +
-               "its part is zeroed, or added, on the stream of the hops, which does not wait for the block";
+      on_hops = on_hops || (i.stream == "context" && (i.name == "memset" || i.name == "accumulate_kernel"));
     }
     const int due_zeroed = backward ? 2 * n + 1 : 0;
     const int due_sums = backward ? 2 * (layout == CpLayout::zigzag ? n - 1 : context.rank()) : 0;
@@ -372,7 +372,10 @@ struct Ring {
              "what is seen, from which query on";
     std::string how = std::abs(times) < 1e-9 ? "never" : text(times, " times");
     if (how == "never" && (what.ends_with("d_k") || what.ends_with("d_v")))
-      how += ": a part was lost: each hop of the sums sends those to which compute has just added";
+      how +=
+          on_hops
+              ? ": its part is zeroed, or added, on the stream of the hops, which does not wait for the block"
+              : ": a part was lost: each hop of the sums sends those to which compute has just added";
     if (std::abs(times - n) < 1e-9) return meets + " in every step";
     if (times > 1.5) how += ": its part of the step before is still there, or a part is added in two steps";
     return meets + " " + how;
