@@ -336,6 +336,8 @@ struct Ring {
                  ": the context stream waits for compute before each hop";
         if (backward && sums.begin < std::max(last.end, of.adds[s - 1].end))
           return in + "the sums leave before compute has added its part in " + before;
+        if (backward && of.adds[s].begin < block.end)
+          return in + "a part is added before the block has made it: compute, which makes it, adds it";
         if (backward && of.adds[s].begin < sums.end) return in + "compute adds to sums that are still coming";
         if (backward && slow.kernels && sums.begin >= block.end)
           return in + "the hop of the sums begins after the block, which is there to hide it";
