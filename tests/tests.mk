@@ -32,8 +32,7 @@ $(call link,$(1),tests-%,$(call objects,$(1),$(RUN_ONE)) \
   $$$$(call objects,$(1),$$$$(call tagged,$$$$*,$(one_process) $(any_precision))))
 $(call link,$(1),mpi_tests-%,$(call objects,$(1),$(RUN_SEVERAL) $(filter %_model.cu %_hangs.cu,$(several))) \
   $$$$(call objects,$(1),$$$$(call tagged,$$$$*,$(several))))
-$(call link,$(1),homework_tests-%,$(call objects,$(1),$(RUN_SEVERAL)) build/$(1)/objects/tests/homework/probes/%.cu.o \
-  $$$$(if $$$$(filter 05,$$$$*),$(call objects,$(1),tests/mpi/parallel_model.cu)))
+$(call link,$(1),homework_tests-%,$(call objects,$(1),$(RUN_SEVERAL)) build/$(1)/objects/tests/homework/probes/%.cu.o)
 $(call link,$(1),tsan_cases,$(call objects,$(1),tests/cpu/tsan_cases.cc $(CASES)))
 $(call link,$(1),nccl_tsan_cases,$(call objects,$(1),tests/cpu/nccl_tsan_cases.cc $(CASES) $(NCCL_cpu)))
 endef

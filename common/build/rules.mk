@@ -76,6 +76,7 @@ PARALLEL := $(wildcard common/ranks/*.cu common/watchdog/*.cu) \
 # A batch is one file that includes several, because most of the time goes into their headers. Kernels are compiled one
 # by one, and what g++ would warn of in a batch.
 BATCH_common.cc := $(wildcard common/*/*.cc)
+BATCH_workbench.cc := $(wildcard 0*/workbench/*.cc)
 BATCH_common.cu := $(filter-out $(PARALLEL) $(KERNELS),$(wildcard common/*/*.cu))
 BATCH_parallel.cu := $(PARALLEL)
 BATCH_fast_cuda.cc := $(filter-out %/cuda_stream.cc,$(wildcard common/cpu/cuda/*.cc))
@@ -87,7 +88,7 @@ build/version.cc: FORCE
 	@mkdir -p $(@D); commit=$$(git describe --always --dirty 2> /dev/null || echo unknown); new=$@.$$$$; \
 	  printf '#include "options/command_line.h"\nstd::string pentatron::version() { return "pentatron 1.0, commit %s"; }\n' \
 	  "$$commit" > $$new; cmp -s $$new $@ && rm $$new || mv $$new $@
-COMMON := build/version.cc build/batches/common.cc build/batches/common.cu $(wildcard 0*/workbench/*.cc) \
+COMMON := build/version.cc build/batches/common.cc build/batches/workbench.cc build/batches/common.cu \
   $(filter common/%,$(filter-out common/cpu/%,$(KERNELS)))
 STANDINS_cpu := build/batches/fast_cuda.cc common/cpu/cuda/cuda_stream.cc
 NCCL_cpu := build/batches/fast_nccl.cc common/cpu/nccl/device_access_cpu.cc

@@ -366,16 +366,18 @@ def changed(tree, texts):
             put(tree / name, text)
 
 
-@contextlib.contextmanager
-def grafted(machine, stage, bodies):
-    """In the machine's tree these bodies, {number: [text]}, are in place of the reference's."""
-    texts = {}
+def put_bodies(machine, stage, bodies):
+    """In the machine's tree these bodies, {number: [text]}, are in place of the reference's, until others are.
+    So what has the same ones is not compiled again."""
+    texts = {
+        e.file: (ROOT / e.file).read_text() for s in read_stages().values() for e in s.exercises.values()
+    }
     for number, text in bodies.items():
-        file = stage.exercises[number].file
-        texts[file] = graft(texts.get(file) or (ROOT / file).read_text(), stage.exercises[number], text)
-    with changed(machine.tree, texts):
-        machine.own(machine.tree)
-        yield
+        exercise = stage.exercises[number]
+        texts[exercise.file] = graft(texts[exercise.file], exercise, text)
+    for name, text in texts.items():
+        put(machine.tree / name, text)
+    machine.own(machine.tree)
 
 
 def copy_tree(target):

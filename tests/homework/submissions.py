@@ -198,17 +198,17 @@ class Grader:
         facts, races)}."""
         sandbox, seen = Sandbox(machine.tree), {}
         try:
-            with sources.grafted(sandbox, stage, bodies):
-                programs = {stage.runs[name].program for name in runs}
-                build(sandbox, programs.union(objects_of(stage, bodies, races)), races)
-                if self.check_words and (calls := self.foreign(sandbox, stage, bodies, races)):
-                    return {n: [f"refused: {calls[0]} is not allowed in a body", {}, []] for n in runs}
-                for name in runs:
-                    o = observe(sandbox, stage.runs[name], self.seed(stage), races)
-                    seen[name] = [o.end, o.facts, o.races]
-                    if o.end == "it hangs":  # the others would hang, too, for as long
-                        return {n: ["it hangs", {}, []] for n in runs} | seen
-                return seen
+            sources.put_bodies(sandbox, stage, bodies)
+            programs = {stage.runs[name].program for name in runs}
+            build(sandbox, programs.union(objects_of(stage, bodies, races)), races)
+            if self.check_words and (calls := self.foreign(sandbox, stage, bodies, races)):
+                return {n: [f"refused: {calls[0]} is not allowed in a body", {}, []] for n in runs}
+            for name in runs:
+                o = observe(sandbox, stage.runs[name], self.seed(stage), races)
+                seen[name] = [o.end, o.facts, o.races]
+                if o.end == "it hangs":  # the others would hang, too, for as long
+                    return {n: ["it hangs", {}, []] for n in runs} | seen
+            return seen
         except (BuildError, UsageError) as error:  # a body may have the beginning of a function, too
             return {name: [f"does not compile: {error}", {}, []] for name in runs}
 
@@ -256,26 +256,25 @@ class Grader:
             if broken
             else "right"
         )
-        suspects = {n: mine[n] for n, hint in self.hints(machine, stage, mine).items() if hint}
+        suspects = [n for n, hint in self.hints(machine, stage, mine).items() if hint]
+
+        def alone(number):
+            names = dict.fromkeys([*stage.exercises[number].runs, *broken])
+            verdicts[number] = self.judge(machine, stage, number, {number: mine[number]}, list(names))
+
         rest = {n: body for n, body in mine.items() if n not in suspects}
-        if suspects and rest and self.flawless(machine, stage, rest):
+        for number in suspects if len(suspects) > 1 else ():
+            if self.hints(machine, stage, {number: mine[number]})[number]:
+                alone(number)
+            else:  # it looked wrong because of another one
+                rest[number] = mine[number]
+        if suspects and (not rest or self.right_runs(machine, stage, rest)):
             give_all(rest)
+            if len(suspects) == 1:  # whatever is wrong with all of them is its fault
+                verdicts[suspects[0]] = self.judge(machine, stage, suspects[0], mine, runs)
         else:
-            suspects = mine
-        for number, body in suspects.items():  # each alone
-            exercise, races = stage.exercises[number], []
-            names = runs if len(mine) == 1 else list(dict.fromkeys([*exercise.runs, *broken]))
-            spoiled = self.observed(machine, stage, {number: body}, names)
-            seen = {name: spoiled.pop(name) for name in exercise.runs}
-            if all(o.end == "ok" for o in seen.values()):
-                watched = self.observed(machine, stage, {number: body}, exercise.runs, races=True)
-                races = sorted({race for o in watched.values() for race in o.races})
-                if not races and any(o.end != "ok" for o in watched.values()):
-                    seen = watched
-            verdicts[number] = self.judge(machine, stage, exercise, body, seen, races)
-            for name, o in spoiled.items():
-                if not is_right(d := differences(o, numbers[name])):
-                    grade.lose(verdicts[number], f"{name}: {in_words(d, o, numbers[name])}")
+            for number in [suspects[0], *rest] if len(suspects) == 1 else rest:
+                alone(number)
         if broken and all(verdicts[n].points == verdicts[n].of for n in mine):
             name = broken[0]  # each is right alone; those do not fit without whom the others are right
             for number in mine:
@@ -286,8 +285,11 @@ class Grader:
 
     def flawless(self, machine, stage, bodies):
         """Whether no probe, no run and no race shows anything of these bodies. Then each of them is right."""
-        if any(self.hints(machine, stage, bodies).values()):
-            return False
+        return not any(self.hints(machine, stage, bodies).values()) and self.right_runs(
+            machine, stage, bodies
+        )
+
+    def right_runs(self, machine, stage, bodies):
         watched = self.observed(machine, stage, bodies, list(stage.runs), races=True)
         return all(
             o.end == "ok"
@@ -299,20 +301,34 @@ class Grader:
         """{number: what its probe says} with these bodies in place of the reference's."""
 
         def ask():
-            with sources.grafted(Sandbox(machine.tree), stage, bodies):
-                return hints_of(Sandbox(machine.tree), stage, bodies)
+            sandbox = Sandbox(machine.tree)
+            try:
+                sources.put_bodies(sandbox, stage, bodies)
+            except UsageError as error:  # a body has the beginning of a function
+                return {number: f"does not compile: {error}" for number in bodies}
+            return hints_of(sandbox, stage, bodies)
 
         return self.kept(json.dumps(["hints", sorted(bodies.items())]), ask)
 
-    def judge(self, machine, stage, exercise, body, seen, races):
-        verdict = grade.judge(
-            stage, exercise, grade.place_of(ROOT, exercise), seen, self.numbers(stage), races
-        )
+    def judge(self, machine, stage, number, bodies, names):
+        """The verdict of an exercise with these bodies, of which its own alone may be wrong: of its own runs, and
+        of these."""
+        exercise, numbers, races = stage.exercises[number], self.numbers(stage), []
+        spoiled = self.observed(machine, stage, bodies, names)
+        seen = {name: spoiled.pop(name) for name in exercise.runs}
+        some = any(is_right(differences(o, numbers[name])) for name, o in seen.items())
+        if some and all(o.end == "ok" for o in seen.values()):
+            watched = self.observed(machine, stage, bodies, exercise.runs, races=True)
+            races = sorted({race for o in watched.values() for race in o.races})
+            if not races and any(o.end != "ok" for o in watched.values()):
+                seen = watched
+        verdict = grade.judge(stage, exercise, grade.place_of(ROOT, exercise), seen, numbers, races)
         if not re.search(r"does not compile|refused: ", verdict.words):
-            verdict = grade.told(
-                verdict, self.hints(machine, stage, {exercise.number: body})[exercise.number]
-            )
+            verdict = grade.told(verdict, self.hints(machine, stage, bodies)[number])
             verdict.words = re.sub(r"A hint: make hint-\S+", lambda _: f"Hint: {verdict.hint}", verdict.words)
+        for name, o in spoiled.items():
+            if not is_right(d := differences(o, numbers[name])):
+                grade.lose(verdict, f"{name}: {in_words(d, o, numbers[name])}")
         return verdict
 
     def submission(self, machine, content):

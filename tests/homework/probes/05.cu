@@ -1,7 +1,9 @@
 // Probes of stage 05.
 // ranks: 3
+#include "../../../05_pipeline_parallel/pipeline.h"
+#include "../../../05_pipeline_parallel/workbench/simulate.h"
+#include "model.h"
 #include "mpi/array.h"
-#include "mpi/parallel_model.h"
 #include "probe.h"
 
 namespace pentatron::probes {
@@ -182,6 +184,10 @@ TEST_CASE("05.4: messages", "[05.4]") {
 
 namespace {
 struct Opened : Pipeline {  // its instructions are called one by one
+  Opened(const Schedule& s, World& world, TestModel& model)
+      : Pipeline(s, world, world.all(), layers_of_rank(model.options, s, world.rank()), *model.transformer,
+                 model.stream) {}
+  ~Opened() { CUDA_CHECK(cudaDeviceSynchronize()); }
   using Pipeline::chunks_, Pipeline::in_flight, Pipeline::input, Pipeline::InFlight;
   using Pipeline::compute_forward, Pipeline::compute_backward;
   using Pipeline::send, Pipeline::receive_activation, Pipeline::receive_gradient;
@@ -189,13 +195,12 @@ struct Opened : Pipeline {  // its instructions are called one by one
 }  // namespace
 
 TEST_CASE("05.5: receiving and sending", "[05.5]") {
-  const auto options = test_options<CombinedOptions>(3, 16, 2, 1, 24, 32, 16, 2, 8);
+  TestModel model(test_options(3, 16, 2, 1, 24, 32, 16, 2, 8));
   World world(nullptr, nullptr);
   Communicator ranks(world, world.all(), "ranks");
-  ParallelModel model(options, pipeline(PpSchedule::one_f_one_b), world, ranks);
-  auto& p = static_cast<Opened&>(*model.pipeline);
+  Opened p(make_schedule(PpSchedule::one_f_one_b, 3, 4, 1), world, model);
   const cudaStream_t compute = model.stream;
-  const std::vector<Batch> batches = model.loader->load(random_batches(options, 1), model.stream);
+  const std::vector<Batch> batches = model.loader.load(random_batches(model.options, 1), model.stream);
   const int rank = world.rank(), last = world.ranks() - 1;
   const std::string stream_names[] = {"activations in", "activations out", "gradients in", "gradients out"};
   const auto stream = [&](int message) -> cudaStream_t {  // a stream_of(), or null
@@ -369,12 +374,10 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
 }
 
 TEST_CASE("05.5: a stage that follows another one on its rank", "[05.5]") {
-  const auto options = test_options<CombinedOptions>(6, 16, 2, 1, 24, 32, 16, 2, 8);
+  TestModel model(test_options(6, 16, 2, 1, 24, 32, 16, 2, 8));
   World world(nullptr, nullptr);
-  Communicator ranks(world, world.all(), "ranks");
-  ParallelModel model(options, pipeline(PpSchedule::zb_v, 2), world, ranks);
-  auto& p = static_cast<Opened&>(*model.pipeline);
-  const Batch batch = model.loader->load(random_batches(options, 1), model.stream)[0];
+  Opened p(make_schedule(PpSchedule::zb_v, 3, 4, 2), world, model);
+  const Batch batch = model.loader.load(random_batches(model.options, 1), model.stream)[0];
   const Stream sends("sends"), receives("receives");
   doing("two stages on one rank: hand_over() copies from one to the other");
   std::string wrong;
