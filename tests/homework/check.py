@@ -10,6 +10,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import types
@@ -53,6 +54,12 @@ def data(stages):
             wrong += filter(None, map(sources.complaint, sources.bodies_of(ROOT, exercise)))
             what = f"{exercise.number}: its runs are there, and its own bodies are not refused {wrong or ''}"
             expect(not wrong, what)
+    reads, writes = os.pipe()
+    os.close(reads)
+    hint = [sys.executable, sources.HERE / "homework.py", "hint", "02.4", "LEVEL=1"]
+    gone = subprocess.run(hint, stdout=writes, stderr=subprocess.PIPE).stderr
+    os.close(writes)
+    expect(not gone, f"make hint-02.4 | head ends without a word {gone or ''}")
     with tempfile.TemporaryDirectory() as name:
         would = "".join(f"g++ -c {n}.cu -o {n}.o\n" for n in range(9))
         machine = types.SimpleNamespace(tree=pathlib.Path(name), call=lambda *_, **__: (0, would))
