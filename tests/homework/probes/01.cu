@@ -1,5 +1,7 @@
 // Probes of stage 01.
 // ranks: 1
+#include <iomanip>
+
 #include "kernels/matmul.h"
 #include "kernels/optimizer_step.h"
 #include "kernels/rotary.h"
@@ -18,9 +20,8 @@ double tolerance = 1e-9;  // relative
 void tell_number(const std::string& what, double found, double expected, const std::string& why) {
   const double difference = std::abs(found - expected), of = std::abs(expected);
   std::ostringstream is;
-  is.precision(difference < 1e-4 * of ? 12 : 6);
-  is << what << " is " << found << ", and should be " << expected << ": ";
-  tell_if(!(difference <= tolerance * of + 1e-15), is.str(),
+  is << std::setprecision(difference < 1e-4 * of ? 12 : 6) << found << ", and should be " << expected;
+  tell_if(!(difference <= tolerance * of + 1e-15), what, " is ", is.str(), ": ",
           difference < 1e-7 * of ? "so small a difference comes from a float: compute in accum" : why);
 }
 
@@ -47,9 +48,9 @@ TEST_CASE("01.2: the learning rate", "[01.2]") {
     TrainingConfig config;
     config.lr = 2, config.steps = warmup + 8, config.warmup_steps = warmup;
     const auto check = [&](int step, double share, const std::string& why) {
-      tell_number(text("with --lr 2, ", warmup, " steps of warm-up and 8 others, that of step ", step,
-                       " (the first is 0)"),
-                  learning_rate(config, step), share * config.lr, why);
+      tell_number(
+          text("--lr 2, ", warmup, " steps of warm-up, then 8: the rate of step ", step, " (the first is 0)"),
+          learning_rate(config, step), share * config.lr, why);
     };
     for (int step = 0; step < warmup; ++step)
       check(step, (step + 1.0) / warmup, "it rises by equal parts, and even the first step learns");
@@ -111,19 +112,15 @@ TEST_CASE("01.4: rotary backward", "[01.4]") {
   const Array<accum> table({1, 1, 0, 0, /**/ 0, 0, 1, 1, /**/ -1, -1, 0, 0, /**/ 0, 0, -1, -1});
   const std::vector<int32_t> position = {2, 0, 3};
   const Array<int32_t> positions(position);
-  const struct {
-    std::string name;
-    int columns, begin;  // where its columns begin in d_qkv
-  } parts[] = {
-      {}, {"d_q", 4 * size, 0}, {"d_k", 2 * size, 4 * size}, {"d_v", 2 * size, 6 * size}};  // by owner
+  const std::string names[] = {"", "d_q", "d_k", "d_v"};  // by owner of the values
+  const int widths[] = {0, 4 * size, 2 * size, 2 * size}, begins[] = {0, 0, 4 * size, 6 * size};  // in d_qkv
   const Array<real> d_q(owned_values<real>(1, rows * 4 * size)), d_k(owned_values<real>(2, rows * 2 * size)),
       d_v(owned_values<real>(3, rows * 2 * size)), d_qkv(std::vector<real>(rows * columns, NAN));
   const auto name = [&](double value) {
-    const double owner = std::floor(std::abs(value) / 1000);
-    if (!(owner >= 1 && owner <= 3)) return text(value);
-    const auto& [name, columns, begin] = parts[static_cast<int>(owner)];
-    const auto place = std::lround(std::abs(value)) % 1000;
-    return text(value < 0 ? "minus " : "", name, "[", place / columns, ", ", place % columns, "]");
+    if (!(std::abs(value) >= 1000 && std::abs(value) < 4000)) return text(value);
+    const auto owner = std::lround(std::abs(value)) / 1000, place = std::lround(std::abs(value)) % 1000;
+    return text(value < 0 ? "minus " : "", names[owner], "[", place / widths[owner], ", ",
+                place % widths[owner], "]");
   };
   doing("rotary_backward()");
   rotary_backward({d_q.data(), rows, 4 * size}, {d_k.data(), rows, 2 * size}, {d_v.data(), rows, 2 * size},
@@ -133,9 +130,9 @@ TEST_CASE("01.4: rotary backward", "[01.4]") {
     const int row = place / columns, column = place % columns, i = column % size, p = position[row];
     const int owner = column < 4 * size ? 1 : column < 6 * size ? 2 : 3;
     const auto turned_by = [&](int p) {  // back, by the angle of position p
-      const int from = column - i + (i + p * half) % size - parts[owner].begin;
+      const int from = column - i + (i + p * half) % size - begins[owner];
       const bool opposite = p == 2 || p == (i < half ? 3 : 1);
-      return (opposite ? -1 : 1) * owned(owner, row * parts[owner].columns + from);
+      return (opposite ? -1 : 1) * owned(owner, row * widths[owner] + from);
     };
     const double found = all[place], due = turned_by(owner < 3 ? p : 0);
     const auto wrong = [&]() -> std::string {

@@ -60,19 +60,16 @@ void check_gradients(bool alone) {
     const auto size = static_cast<int64_t>(all.size());
     DataParallel hooks({sync, bucket * sizeof(accum) / 1e6}, group, data, compute);
     const auto summed = [&] { return traffic(data, "all_reduce").elements; };
-    const std::string places =
-        sync == DpSync::bucket
-            ? "the first bucket ends where the array ends, another one where the one before it began"
-            : "each sum (ncclSum) is in place, of the elements of its unit";
+    const std::string places = sync == DpSync::bucket
+                                   ? "buckets follow each other from the array's end to its beginning"
+                                   : "each sum (ncclSum) is in place, of the elements of its unit";
     for (int step = 0; step < (alone ? 1 : 2); ++step) {
-      const std::string with =
-          text("--dp-sync ", to_string(sync),
-               step == 0 ? ": " : ", step 2, with what finish_gradient_sync() of step 1 has left: ");
+      const std::string with = text("--dp-sync ", to_string(sync),
+                                    step == 0 ? ": " : ", step 2, on what finish_gradient_sync() has left: ");
       write(compute, all.data, std::vector<accum>(size, untouched));
       for (int unit = units - 1; unit >= 0; --unit) hooks.after_gradients(unit, false);
       tell_alike(!data.traffic().empty(), with,
-                 "after_gradients(unit, last = false) has summed: only the step's last micro-batch may, or a "
-                 "sum is summed again");
+                 "after_gradients(unit, last = false) has summed what the last micro-batch sums again");
       double written = 0, summed_at = 0;  // in virtual time
       busy(compute);
       for (int unit = units - 1; unit >= 0; --unit) {
@@ -93,14 +90,13 @@ void check_gradients(bool alone) {
         const bool rest_too = sync == DpSync::bucket && unit == 0 && summed() == size;  // at once: as good
         tell_alike(summed() != due && !rest_too, with, step == 0 ? "in after_gradients(), " : "",
                    "when unit ", unit, " is complete, sums of ", summed(),
-                   " elements are under way, and should be of ", due, ": ", complete,
-                   " are complete at the end of the array",
-                   (sync == DpSync::bucket ? ", a bucket has " + number(bucket) : ""));
+                   " elements are under way in place of ", due, ": ", complete,
+                   " are complete, at the array's end",
+                   sync == DpSync::bucket ? ", a bucket has " + number(bucket) : "");
       }
       if (alone) {
-        const std::string wrong =
-            sum.wrong(with + "the end of the gradients, which after_gradients() has summed",
-                      at(all.data + size - summed(), summed()), size - summed());
+        const std::string wrong = sum.wrong(with + "the end of the array, which after_gradients() has summed",
+                                            at(all.data + size - summed(), summed()), size - summed());
         tell(wrong.empty() ? "" : wrong + "; " + places);
       } else {
         doing(with, "finish_gradient_sync(): the sum (ncclSum) of what is not summed yet");
@@ -108,9 +104,9 @@ void check_gradients(bool alone) {
         const std::vector<trace::Interval> rest = ran();
         const Time sums = time_of(rest, "all_reduce", "data");
         summed_at = std::max(summed_at, sums.end);
-        const auto is_empty = [](auto& i) { return i.name == "all_reduce" && i.bytes == 0; };
-        tell_if(std::ranges::any_of(rest, is_empty), here(), with,
-                "finish_gradient_sync() begins a sum of no elements");
+        for (const trace::Interval& i : rest)
+          tell_if(i.name == "all_reduce" && i.bytes == 0, here(), with,
+                  "finish_gradient_sync() begins a sum of no elements");
         tell_if(sums.begin < written, here(), with,
                 "in finish_gradient_sync() the sum does not wait until compute has written the gradients");
         tell_if(busy_time(compute).begin < summed_at, here(), with,

@@ -111,9 +111,8 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
                 stage > 0 ? "not " : "", "those of ZeRO");
         tell_if(stage == 0 && !group.gradients(0), with, "nobody has allocated the parameters");
         const size_t shards = parameters.shards().size();
-        tell_if(
-            shards != units, with, shards,
-            " shards for 4 units: Zero allocates its group itself, data parallelism calls allocate(), once");
+        tell_if(shards != units, with, shards,
+                " shards for 4 units: data parallelism needs one allocate(), and Zero none");
         Sum sum;
         sum.counted =
             members_of(shape, dense ? MeshGroup::gradients : MeshGroup::expert_gradients, world.rank());
@@ -133,8 +132,7 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
         tell(wrong);
         const int64_t sums = traffic(ranks, "all_reduce").calls;
         tell_if(stage == 0 && sums != units && ranks.ranks() > 1, with, sums,
-                " all-reduces by the ranks with these weights, and --dp-sync overlap has one a unit: "
-                "options.data_parallel says how to sum, the mesh over whom");
+                " all-reduces over the ranks with these weights: options.data_parallel asks for one a unit");
         ranks.reset_traffic();
         const int64_t size = units * group.size(0);
         const int64_t gathered = shape.pp > 1 ? size : 2 * group.size(0);
@@ -142,8 +140,7 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
         const int64_t due = stage < 3 ? size : size / ranks.ranks() + gathered;
         tell_if(weights != due, with, "memory of weights: ", weights, " elements in place of ", due, ": ",
                 stage < 3      ? "each rank has the weights whole"
-                : shape.pp > 1 ? "a pipeline keeps gathered weights until the step ends, or it gathers them "
-                                 "again for each micro-batch"
+                : shape.pp > 1 ? "a pipeline keeps gathered weights for all micro-batches of a step"
                                : "without a pipeline gathered weights are dropped after use");
       }
     }
@@ -222,10 +219,10 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
       write(compute, to.data, std::vector<real>(to.size(), untouched));
       write(compute, from.data, rows);
       const double written = busy_time(compute).end;
-      doing(
-          call,
-          ": a message of rows * d elements for each (rank, expert) that has rows, in the same order on both "
-          "sides; expert e is on rank e / own; sent is [experts], came is [ranks, own experts]");
+      doing(call,
+            ": a message of rows * d elements for each (rank, expert), in the same order on both sides; "
+            "expert e "
+            "is on rank e / own; sent is [experts], came is [ranks, own experts]");
       ranks.reset_traffic();
       dispatch ? exchange.dispatch(host, permuted, dispatched) : exchange.combine(host, dispatched, permuted);
       const Time travels = time_of(ran(), "", "experts");
