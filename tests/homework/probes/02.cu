@@ -178,7 +178,8 @@ TEST_CASE("02.2: ring reduce-scatter", "[02.2]") {
   };
   check_half(ring, "ring_reduce_scatter", rank, values, call, [&](accum* data, size_t size) {
     const auto [begin, of_part] = ring_part(rank, n, size);
-    std::string wrong = sum.wrong(part_of(rank) + " of the sums", at(data + begin, of_part), begin);
+    std::string wrong =
+        sum.wrong(part_of(rank) + " after the reduce-scatter", at(data + begin, of_part), begin);
     if (wrong.empty() && received.get(3 * n)[size / n + 1] != untouched)
       return here() + "received has room for size / ranks + 1 elements";
     if (wrong.find("is the sum of each rank's") != wrong.npos)

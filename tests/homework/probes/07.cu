@@ -113,9 +113,7 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
         const size_t shards = parameters.shards().size();
         tell_if(shards != units, with, shards,
                 " shards for 4 units: data parallelism needs one allocate(), and Zero none");
-        Sum sum;
-        sum.counted =
-            members_of(shape, dense ? MeshGroup::gradients : MeshGroup::expert_gradients, world.rank());
+        const Sum sum = {.counted = ranks.members()};
         for (int unit = units - 1; unit >= 0; --unit) {
           doing(with, "gradients of unit ", unit,
                 ": all ranks with these weights sum them, those of experts over mesh.expert_gradients");
@@ -134,10 +132,9 @@ TEST_CASE("07.3: what is summed over whom", "[07.3]") {
         tell_if(stage == 0 && sums != units && ranks.ranks() > 1, with, sums,
                 " all-reduces over the ranks with these weights: options.data_parallel asks for one a unit");
         ranks.reset_traffic();
-        const int64_t size = units * group.size(0);
-        const int64_t gathered = shape.pp > 1 ? size : 2 * group.size(0);
-        const int64_t weights = elements_of<real>(Purpose::weights, before);
-        const int64_t due = stage < 3 ? size : size / ranks.ranks() + gathered;
+        const int64_t weights = elements_of<real>(Purpose::weights, before), unit = group.size(0);
+        const int64_t whole = stage < 3 || shape.pp > 1 ? units : 2;  // units that are whole
+        const int64_t due = whole * unit + (stage < 3 ? 0 : units * unit / ranks.ranks());
         tell_if(weights != due, with, "memory of weights: ", weights, " elements in place of ", due, ": ",
                 stage < 3      ? "each rank has the weights whole"
                 : shape.pp > 1 ? "a pipeline keeps gathered weights for all micro-batches of a step"
@@ -197,7 +194,6 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
         wrong =
             text(here(), call, ": sent[", e, "] is ", host.sent[e], " on the host, and should be ", sent[e]);
     }
-    CUDA_CHECK(cudaDeviceSynchronize());
     tell(wrong);
     if (one_rank) {
       doing("dispatch of a rank that has all experts: the two orders are one, and nothing travels");

@@ -88,14 +88,11 @@ struct Sum {
   std::string wrong(double found, int64_t place) const {
     if (std::isnan(found)) return "was never written";
     int64_t divided = 1;  // by so much, at most
-    while (divided < 16 && std::abs(std::round(found * divided) - found * divided) > 1e-6 * divided)
-      ++divided;
-    int64_t digits = std::llround(found * divided), all = 0;
+    while (divided < 16 && std::abs(std::remainder(found * divided, 1)) > 1e-6 * divided) ++divided;
+    int64_t digits = std::llround(found * divided);
     std::vector<int64_t> times;
-    for (int c = 0; c < contributors(); ++c, digits /= 16) {
-      times.push_back(digits % 16);
-      all += times[c];
-    }
+    for (int c = 0; c < contributors(); ++c, digits /= 16) times.push_back(digits % 16);
+    const auto all = std::accumulate(times.begin(), times.end(), int64_t{0});
     const bool equal = all == times[0] * contributors();
     if (equal && divided > 1) return "is divided by " + number(divided) + ": a sum is asked for, no mean";
     const auto often = [&](int64_t n) {
