@@ -203,7 +203,7 @@ TEST_CASE("02.3: ring all-gather", "[02.3]") {
     std::string wrong;
     for (int p = 0; p < ring.n && wrong.empty(); ++p) {
       const auto [begin, of_part] = ring_part(p, ring.n, size);
-      wrong = wrong_copy(part_of(p), at(data + begin, of_part), p, begin);
+      wrong = wrong_copy(text("part ", p, ", complete on rank ", p), at(data + begin, of_part), p, begin);
     }
     return wrong.empty() ? ""
                          : text(wrong,
