@@ -32,7 +32,8 @@ inline const int settings =
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1) + setenv("TEST_CASE_TIMEOUT", "20", 0);
 
 inline std::string number(int64_t n) { return std::to_string(n); }
-inline std::string here() { return "rank " + number(mpi_tests::rank()) + ": "; }
+inline std::string rank_name(int rank) { return "rank " + number(rank); }
+inline std::string here() { return rank_name(mpi_tests::rank()) + ": "; }
 
 // What follows, as the hint of a body that hangs or ends the process in it. "right alone" says that an
 // exercise is right without those behind it. If one of them is not written yet, that has to do.
@@ -41,22 +42,22 @@ void doing(const auto&... words) {
   std::fflush(stdout);
 }
 
+inline void stop(int teller, const std::string& wrong) {
+  if (teller == mpi_tests::rank()) std::printf("hint: %s\n", wrong.c_str());
+  std::fflush(stdout);
+  FAIL("told");
+}
 // All ranks call it, with what is wrong on theirs or nothing. The first one that has something tells it.
 inline void tell(const std::string& wrong) {
   const std::vector<double> all = mpi_tests::all_gather(wrong.empty() ? 0 : 1);
-  const auto first = std::find(all.begin(), all.end(), 1) - all.begin();
   CHECK(wrong.empty());
-  if (first == mpi_tests::ranks()) return;
-  if (first == mpi_tests::rank()) std::printf("hint: %s\n", wrong.c_str());
-  std::fflush(stdout);
-  FAIL("told");
+  const auto first = std::ranges::find(all, 1) - all.begin();
+  if (first < mpi_tests::ranks()) stop(static_cast<int>(first), wrong);
 }
 void tell_if(bool wrong, const auto&... words) { tell(wrong ? text(words...) : ""); }
 // The same of what is wrong on all ranks or on none, without asking the others.
 void tell_alike(bool wrong, const auto&... words) {
-  if (wrong && mpi_tests::rank() == 0) std::printf("hint: %s\n", text(words...).c_str());
-  std::fflush(stdout);
-  if (wrong) FAIL("told");
+  if (wrong) stop(0, text(words...));
   SUCCEED();
 }
 
@@ -64,8 +65,8 @@ void tell_alike(bool wrong, const auto&... words) {
 
 constexpr double untouched = -2;  // memory before a result comes
 
-// Who adds up to a sum: the ranks, or with several parts of each (micro-batches, say) contributor
-// rank + ranks * part. `counted`: those who shall; empty: all.
+// Contributors are ranks, or with several parts of each (micro-batches, say) rank + ranks * part. `counted`:
+// those who shall add up to the sum; empty: all.
 struct Sum {
   int parts = 1;
   std::vector<int> counted = {};
@@ -80,54 +81,50 @@ struct Sum {
   }
   std::string name(int contributor) const {
     const std::string of = parts == 1 ? "" : "'s " + part + " " + number(contributor / ranks);
-    return "rank " + number(contributor % ranks) + of;
+    return rank_name(contributor % ranks) + of;
   }
 
   // What is wrong with the sum of the contributors' values of this place; empty: nothing.
   std::string wrong(double found, int64_t place) const {
     if (std::isnan(found)) return "was never written";
     int64_t divided = 1;  // by so much, at most
-    while (divided < 16 && std::abs(std::round(found * divided) - found * divided) > 1e-6 * divided)
-      ++divided;
-    auto digits = static_cast<int64_t>(std::llround(found * divided));
+    while (divided < 16 && std::abs(std::remainder(found * divided, 1)) > 1e-6 * divided) ++divided;
+    int64_t digits = std::llround(found * divided);
     std::vector<int64_t> times;
     for (int c = 0; c < contributors(); ++c, digits /= 16) times.push_back(digits % 16);
-    const auto words = [&](int64_t n) {
-      if (divided > 1) return number(n) + "/" + number(divided) + " times";
-      return n > 2 ? number(n) + " times" : std::string(n == 0 ? "never" : n == 1 ? "once" : "twice");
-    };
-    std::string text, due;
-    bool once = divided == 1;
-    for (int c = 0; c < contributors(); ++c) {
-      once = once && times[c] == counts(c);
-      const bool many = contributors() > 4 && divided == 1;  // then only those that are wrong
-      if (!counted.empty() && counts(c) && !many)
-        due += (due.empty() ? ", and should have " : " and ") + name(c);
-      const auto of_part = times.begin() + c / ranks * ranks;
-      const bool alike = parts > 1 && std::equal(of_part + 1, of_part + ranks, of_part);
-      if ((alike && c % ranks > 0) || (many && times[c] == counts(c))) continue;
-      text += (text.empty() ? "" : ", ") +
-              (alike ? "every rank's " + part + " " + number(c / ranks) : name(c)) + " " + words(times[c]) +
-              (many && !counts(c) ? ", who should not be in it" : "");
-    }
     const auto all = std::accumulate(times.begin(), times.end(), int64_t{0});
     const bool equal = all == times[0] * contributors();
     if (equal && divided > 1) return "is divided by " + number(divided) + ": a sum is asked for, no mean";
-    if (divided > 1) return "is divided on its way: it has " + text;
-    const bool again = equal && times[0] == ranks;
-    const bool replaced =
-        parts > 1 && all == ranks && std::count(times.end() - ranks, times.end(), 1) == ranks;
-    if (!once)
-      return "has " + text + due +
-             (all == 1 && counted.size() != 1 ? ": nothing was added to it"
-              : again                         ? ": what was a sum already was summed again"
-              : replaced                      ? ": what came last has taken the place of what was there"
-              : digits != all * place ? ", and of other elements: what came was added in another place"
-                                      : "");
-    if (digits != all * place)
-      return "is the sum of each rank's " + place_name(digits / all) + ", and should be of " +
-             place_name(place);
-    return "";
+    const auto often = [&](int64_t n) {
+      if (divided > 1) return number(n) + "/" + number(divided) + " times";
+      return n > 2 ? number(n) + " times" : std::string(n == 0 ? "never" : n == 1 ? "once" : "twice");
+    };
+    std::string has, due;
+    bool once = true;
+    for (int c = 0; c < contributors(); ++c) {
+      const bool right = times[c] == counts(c), few = contributors() <= 4 || divided > 1;
+      once = once && right;
+      if (!counted.empty() && counts(c) && few)
+        due += (due.empty() ? ", and should have " : " and ") + name(c);
+      const auto of_part = times.begin() + c / ranks * ranks;
+      const bool alike = parts > 1 && std::equal(of_part + 1, of_part + ranks, of_part);
+      if ((alike && c % ranks > 0) || (right && !few)) continue;
+      has += (has.empty() ? "" : ", ") +
+             (alike ? "every rank's " + part + " " + number(c / ranks) : name(c)) + " " + often(times[c]) +
+             (few || counts(c) ? "" : ", who should not be in it");
+    }
+    if (divided > 1) return "is divided on its way: it has " + has;
+    const bool other_place = digits != all * place;
+    if (once && other_place)
+      return "is the sum of each rank's " + place_name(digits / std::max<int64_t>(all, 1)) +
+             ", and should be of " + place_name(place);
+    if (once) return "";
+    has = "has " + has + due;
+    if (all == 1 && counted.size() != 1) return has + ": nothing was added to it";
+    if (equal && times[0] == ranks) return has + ": what was a sum already was summed again";
+    if (parts > 1 && all == ranks && std::count(times.end() - ranks, times.end(), 1) == ranks)
+      return has + ": what came last has taken the place of what was there";
+    return has + (other_place ? ", and of other elements: what came was added in another place" : "");
   }
   // The first element that is wrong in `data`, whose places begin at `place`.
   std::string wrong(const std::string& what, const auto& data, int64_t place = 0) const {
@@ -158,7 +155,6 @@ std::vector<T> owned_values(int owner, size_t size, int64_t place = 0) {
 }
 
 // The first element of `data` that is not owned(owner, place...). `name`: what an owner is called.
-inline std::string rank_name(int rank) { return "rank " + number(rank); }
 std::string wrong_copy(const std::string& what, const auto& data, int owner, int64_t place = 0,
                        const std::function<std::string(int)>& name = rank_name) {
   for (size_t i = 0; i < data.size(); ++i) {
