@@ -266,4 +266,19 @@ inline Traffic traffic(const Communicator& ranks, const std::string& operation) 
   return ranks.traffic()[operation];
 }
 
+// Operations of which none hides the other.
+bool apart(const auto& a, const auto& b) { return a.begin >= b.end || b.begin >= a.end; }
+
+// What is told begins with the settings and the call that it is about.
+struct About {
+  std::string with = "", about = "";
+  void calls(const std::string& call, const std::string& does = "") {
+    about = call;
+    doing(with, call, " ", does);
+  }
+  void tell_if(bool wrong, const auto&... words) {
+    probes::tell_if(wrong, here(), with, about, " ", words...);
+  }
+};
+
 }  // namespace pentatron::probes
