@@ -45,12 +45,9 @@ void tell_order(const std::string& name, const Instructions& list, int p, int m,
       tell_alike(true, of, "the list ends after ", n, " instructions, where ", letter(due, v), " is due");
     const Instruction& is = list[n];
     const std::string rule =
-        is.micro_batch >= m ? text("there are only ", m,
-                                   " micro-batches, so a warm-up may be shorter than the rank could keep")
+        is.micro_batch >= m ? text("there are only ", m, " micro-batches, so the warm-up is shorter")
         : is.action == due.action && (v > 1 || is.chunk != 0)
-            ? "p micro-batches go through a chunk, then through the next; each backward, an input gradient, "
-              "too, "
-              "begins at the last chunk"
+            ? "p micro-batches go through a chunk, then the next; any backward begins at the last chunk"
         : is.action == due.action ? "micro-batches come in ascending order"
         : letter({is.action, 0, 0}, 1) == letter({due.action, 0, 0}, 1)
             ? text("of Action::", back == backward ? "backward" : "input_gradient, which the caller gives")
@@ -183,8 +180,13 @@ struct Opened : Pipeline {  // its instructions are called one by one
                  model.stream) {}
   ~Opened() { CUDA_CHECK(cudaDeviceSynchronize()); }
   using Pipeline::chunks_, Pipeline::in_flight, Pipeline::input, Pipeline::InFlight, Pipeline::Input;
-  using Pipeline::compute_forward, Pipeline::compute_backward;
-  using Pipeline::send, Pipeline::receive_activation, Pipeline::receive_gradient;
+  using Pipeline::compute_backward, Pipeline::send, Pipeline::receive_activation, Pipeline::receive_gradient;
+
+  Time pass(const Instruction& i, const Batch& batch) {  // when compute begins with it, and ends
+    ran();
+    i.action == Action::forward ? compute_forward(i, batch) : compute_backward(i, batch);
+    return time_of(ran(), "", "compute");
+  }
 };
 
 // A call has to wait for a stream's work (null: of no stream), or for the event that is recorded behind it;
@@ -213,9 +215,8 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
   const cudaStream_t compute = model.stream;
   const Batch batch = model.loader.load(random_batches(model.options, 1), compute)[0];
   const int rank = world.rank(), last = world.ranks() - 1;
-  const Instruction f = {forward, 1, 0}, b = {backward, 1, 0};
-  Opened::InFlight& in_flight = p.in_flight(f);
-  Opened::Input* const input = rank > 0 ? &p.input(f) : nullptr;
+  Opened::InFlight& in_flight = p.in_flight({forward, 1, 0});
+  Opened::Input* const input = rank > 0 ? &p.input({forward, 1, 0}) : nullptr;
   const Tensor output = in_flight.activations->output, gradient = in_flight.activations->d_residual;
   Event* const events[] = {input ? &input->came : nullptr, &in_flight.output_sent, &in_flight.gradient_came,
                            &in_flight.gradient_sent};
@@ -246,12 +247,6 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
       tell_if(wait.stream && waited != wait.due, here(), name, wait.otherwise);
     }
   };
-  const auto fill = [&] {
-    write(compute, output.data, owned_values<real>(rank, output.size()));
-    write(compute, gradient.data, owned_values<real>(10 + rank, output.size()));
-    if (input) write(compute, input->x.data, owned_values<real>(20 + rank, output.size()));
-    CUDA_CHECK(cudaDeviceSynchronize());
-  };
   for (const bool activation : {true, false}) {
     for (int edge = 0; edge < last; ++edge) {
       const int from = activation ? edge : edge + 1, to = activation ? edge + 1 : edge;
@@ -266,7 +261,10 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
         if (rank == to && !activation) p.receive_gradient({receive_gradient, 1, 0});
         return time_of(ran(), "", stream_names[own]);
       };
-      fill();
+      write(compute, output.data, owned_values<real>(rank, output.size()));
+      write(compute, gradient.data, owned_values<real>(10 + rank, output.size()));
+      if (input) write(compute, input->x.data, owned_values<real>(20 + rank, output.size()));
+      CUDA_CHECK(cudaDeviceSynchronize());
       exchange();
       const Tensor& target = activation && input ? input->x : gradient;
       const std::string wrong =
@@ -298,33 +296,26 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
       }
     }
   }
-  fill();
+  doing("compute_forward(): without the embedding, its input buffer is to be a.input()");
   tell_waits("compute_forward()",
              {{streams[activations_in], events[activations_in], true, " does not wait until its input came"},
               {streams[activations_out], events[activations_out], true,
                " overwrites an output that is still being sent: it has to wait for output_sent"}},
              -1, [&] {
-               doing("compute_forward(): without the embedding, its input buffer is to be a.input()");
-               ran();
-               p.compute_forward(f, batch);
-               return time_of(ran(), "", "compute");
+               return p.pass({forward, 1, 0}, batch);
              });
+  doing("compute_backward()");
   tell_waits("compute_backward()",
              {{streams[gradients_in], events[gradients_in], true, " does not wait until its gradient came"},
               {rank == last ? streams[gradients_out] : nullptr, events[gradients_out], true,
                " overwrites a gradient that is still being sent: it has to wait for gradient_sent"}},
              -1, [&] {
-               doing("compute_backward()");
-               ran();
-               p.compute_backward(b, batch);
-               return time_of(ran(), "", "compute");
+               return p.pass({backward, 1, 0}, batch);
              });
   for (const bool whole : {true, false}) {
     const Slow kernels(true);
     align();
-    ran();
-    p.compute_backward({whole ? backward : input_gradient, 1, 0}, batch);
-    const double end = time_of(ran(), "", "compute").end;
+    const double end = p.pass({whole ? backward : input_gradient, 1, 0}, batch).end;
     tell_if(
         input && begin_behind(input->used) < end, here(),
         "compute_backward() reads its input last, also where it is an input gradient alone, so it records "
@@ -349,7 +340,7 @@ TEST_CASE("05.5: a stage that follows another one on its rank", "[05.5]") {
     const Tensor output = before.activations->output, gradient = own.activations->d_residual;
     for (const Tensor& x : {output, gradient})
       write<real>(model.stream, x.data, owned_values<real>(0, x.size()));
-    p.compute_forward(f, batch);
+    p.pass(f, batch);
     const bool came = at(p.input(f).x) == at(output);
     const Stream sends("sends"), receives("receives");
     const double sent = busy_time(sends).end;
@@ -360,8 +351,7 @@ TEST_CASE("05.5: a stage that follows another one on its rank", "[05.5]") {
       if (i.name == "memcpy" && i.stream == "compute") copy = {i.begin, i.end};
     const double read = begin_behind(own.gradient_read), received = busy_time(receives).end;
     own.gradient_came.record(receives);
-    p.compute_backward({input_gradient, 0, 1}, batch);
-    const double begin = time_of(ran(), "", "compute").begin;
+    const double begin = p.pass({input_gradient, 0, 1}, batch).begin;
     wrong = begin < received ? "compute_backward() of an input gradient, too, waits until its gradient came"
             : !came          ? "compute_forward() does not copy the output from there to its input"
             : at(before.activations->d_residual) != at(gradient)

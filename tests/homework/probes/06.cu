@@ -52,12 +52,10 @@ TEST_CASE("06.1: who sees what", "[06.1]") {
                        keys[j], ", which comes ", due ? "before it" : "after it");
           }
         }
-        tell_alike(visible && (first + b.queries != own || b.keys > own || b.keys == 0), of,
-                   "the block has queries ", first, " to ", first + b.queries, " and ", b.keys,
-                   " keys, of 4 each");
-        tell_alike(visible && (b.batch != 2 || b.stride != own), of,
-                   "in memory each of the 2 sequences has 4 rows; the block says ", b.batch, " and ",
-                   b.stride);
+        tell_alike(visible && (first + b.queries != own || b.keys > own || b.keys == 0), of, "the block has ",
+                   b.queries, " queries from ", first, " on, and ", b.keys, " keys, of 4 each");
+        tell_alike(visible && (b.batch != 2 || b.stride != own), of, "the block says ", b.batch,
+                   " sequences of ", b.stride, " rows in memory, and there are 2 of 4");
       }
     }
   }
@@ -72,11 +70,8 @@ TEST_CASE("06.2: positions", "[06.2]") {
                    due = positions_of(layout, sequence, rank, ranks);
         tell_alike(is != due, to_string(layout), ", ", sequence, " tokens on ", ranks, " ranks: rank ", rank,
                    " has ", text_of(is), ", and should have ", text_of(due), ": ",
-                   layout == CpLayout::zigzag ? text("of ", 2 * ranks,
-                                                     " chunks the one of its number and the one "
-                                                     "that is as far from the end")
-                                              : text("the chunk of its number, of ", ranks),
-                   ", ascending, as the diagonal masks by their order");
+                   layout == CpLayout::zigzag ? "rank r has the r-th chunk and the r-th from the end, " : "",
+                   "ascending, as the diagonal masks by their order");
       }
     }
   }
@@ -88,6 +83,9 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
   // So many equal keys are merged already, and in the block.
   const auto before = [](int row, int h) { return 1.0 + row + 6 * h; };
   const auto added = [](int row, int h) { return 3.0 + 2 * (row + h); };
+  const auto share_of = [&](int row, int block_row, int h) {
+    return added(block_row, h) / (before(row, h) + added(block_row, h));
+  };
   // With large scores, too, or those of the block alone.
   for (const auto& [shift, of_block] : {std::pair(0.0, 0.0), {900.0, 900.0}, {0.0, 900.0}}) {
     HostMatrix out(rows, heads * size), block_out = out, lse(rows, heads), block_lse = lse;
@@ -111,7 +109,7 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
                    in_block ? " is not changed, and should be" : " is changed, and should not be",
                    ": in memory each sequence begins `stride` rows after the one before");
         if (!in_block) continue;
-        const double all = before(i, h) + added(i, h), due = added(i, h) / all, kept = is(i, h * size),
+        const double all = before(i, h) + added(i, h), due = share_of(i, i, h), kept = is(i, h * size),
                      share = is(i, h * size + 1) / (1 + i), keys = std::exp(is_lse(i, h) - shift);
         const std::string of = text("a block of ", added(i, h), " equal keys, merged into ", before(i, h),
                                     of_block > 0 ? " (scores of 900)" : "", ": ");
@@ -119,16 +117,13 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
                    "the result is not finite: exp() overflows");
         if (shift != of_block) continue;
         std::string why = ", 1 / (1 + exp(lse - block_lse)), of a row and a head";
-        if (near(share, added(i, h) / (all + added(i, h))))
-          why = ": the lse was merged before the share was taken";
+        if (near(share, added(i, h) / (all + added(i, h)))) why = ": the lse was merged before it was read";
         if (near(share, 1 - due)) why = ": that is the share of what was there before";
-        if (near(share, added(i, 1 - h) / (before(i, 1 - h) + added(i, 1 - h))))
-          why = ": that is the share of another head";
+        if (near(share, share_of(i, i, 1 - h))) why = ": that is the share of another head";
         for (int r = 0; r < rows; ++r) {
-          const double of_row = added(r, h) / (before(i, h) + added(r, h)), values = (1.0 + r) / (1 + i);
+          const double of_row = share_of(i, r, h), values = (1.0 + r) / (1 + i);
           if (r != i && (near(share, of_row) || near(share, due * values) || near(share, of_row * values)))
-            why =
-                text(": row ", i, " gets row ", r, " of the block, which has `stride` rows a sequence, too");
+            why = text(": it is of row ", r, " of the block, which has `stride` rows a sequence, too");
         }
         tell_alike(!near(share, due), of, "the block's share in out is ", share, " and should be ",
                    added(i, h), " of ", all, " keys", why);
@@ -167,17 +162,16 @@ struct Ring {
   std::vector<trace::Interval> log;  // of the pass
 
   Ring(CpLayout l, bool kernels_slow)  // of all ranks, or of an odd number, without the last one
-      : slow(kernels_slow), context(world, members(world, !kernels_slow), "context"), layout(l) {
+      : slow(kernels_slow), context(world, members(world, kernels_slow), "context"), layout(l) {
     auto options =
         test_options<OptionsWith<ContextParallelOptions>>(1, sequence, 1, 1, 1, 2, sequence, batch, batch);
     options.attention = Attention::tiled;
     attention = std::make_unique<RingAttention>(options, layout, context, 1);
   }
-  static std::vector<int> members(const World& world, bool odd) {
-    std::vector<int> all = world.all();
-    const int last = all.back();
-    if (odd) all.pop_back();
-    return odd && world.rank() == last ? std::vector{last} : all;
+  static std::vector<int> members(const World& world, bool are_all) {
+    const std::vector<int> all = world.all();
+    if (are_all) return all;
+    return world.rank() == all.back() ? std::vector{all.back()} : std::vector(all.begin(), all.end() - 1);
   }
   // Rows of this rank's tokens: `value` at the token's position, or all zeros.
   Tensor rows(double value) {
@@ -201,32 +195,6 @@ struct Ring {
     return std::ranges::count_if(log, [&](const trace::Interval& i) {
       return i.name == name && (stream.empty() || i.stream == stream);
     });
-  }
-
-  // Whether this rank masks one rank's keys as if they were another's. times(i, k): how often its query i met
-  // the key at position k.
-  std::string wrong_mask(const auto& times) const {
-    for (int origin = 0; origin < n; ++origin) {
-      const auto keys = positions_of(layout, sequence, origin, n);
-      std::vector<double> found, right;
-      for (int i = 0; i < own; ++i) {
-        for (const int k : keys) {
-          found.push_back(std::round(1e6 * times(i, k)) / 1e6);
-          right.push_back(k <= positions[i]);
-        }
-      }
-      for (int other = 0; other < n; ++other) {
-        std::vector<double> as_other;
-        for (const int position : positions) {
-          for (const int k : positions_of(layout, sequence, other, n)) as_other.push_back(k <= position);
-        }
-        if (found == as_other && found != right && std::ranges::count(found, 1) > 0)
-          return text(to_string(layout), " on ", n, " ranks: in step ", (rank - origin + n) % n, " rank ",
-                      rank, " has the keys of rank ", origin,
-                      " (rank - step, around the ring), but masks them as rank ", other, "'s");
-      }
-    }
-    return "";
   }
 
   // Who does not wait, or waits for too much, in virtual time, in which kernels are slow or hops are.
@@ -273,28 +241,23 @@ struct Ring {
       if (backward && s > 0 && s + 1 < n && sums_first) std::swap(keys[s], sums[s]);
     }
     if (keys[0].begin < written)
-      return with +
-             "the first hop does not wait until compute has written keys and values: the context "
-             "stream waits for compute before each hop";
+      return with + "the first hop does not wait until compute has written keys and values";
     for (int s = 0; s < n; ++s) {
       const std::string in = text(with, "step ", s, ": "), in_last = text(" in step ", s - 1);
       const Time block = blocks[s], last = s > 0 ? blocks[s - 1] : Time(), add = adds[s];
       if (s > 0 && block.begin < keys[s - 1].end)
         return in + "compute does not wait for the hop that brings its keys, begun" + in_last;
       if (s > 1 && keys[s].begin < last.end)  // in step 0 compute reads no such buffer
-        return in + "the hop fills the buffer that compute still reads" + in_last +
-               ": the context stream waits for compute before each hop";
+        return in + "the hop does not wait for compute, and fills the buffer that is still read" + in_last;
       if (s > 0 && sums[s].begin < std::max(last.end, adds[s - 1].end))
         return in + "the sums leave before compute has added its part" + in_last;
-      if (add.begin < block.end)
-        return in + "a part is added before the block has made it: compute, which makes it, adds it";
+      if (add.begin < block.end) return in + "a part is added before compute has made it in the block";
       if (add.begin < sums[s].end) return in + "compute adds to sums that are still coming";
-      for (const auto& [hides, name] :
-           {std::pair(sums[s], "the hop of the sums"), {keys[s], "the hop of the next step's keys"}}) {
-        if (hides.end > 0 && slow.kernels && hides.begin >= block.end)
-          return in + name + " begins after the block, which is there to hide it";
-        if (hides.end > 0 && !slow.kernels && block.begin >= hides.end)
-          return in + "the block waits for " + name + ", which it is there to hide";
+      for (const auto& [hop, name] : {std::pair(keys[s], "hop of the keys"), {sums[s], "hop of the sums"}}) {
+        if (hop.end > 0 && slow.kernels && hop.begin >= block.end)
+          return in + "the " + name + " begins after the block, which is there to hide it";
+        if (hop.end > 0 && !slow.kernels && block.begin >= hop.end)
+          return in + "the block waits for this step's " + name + ", which it is there to hide";
       }
     }
     if (backward && hops.back().begin < std::max(blocks[n - 1].end, adds[n - 1].end))
@@ -309,51 +272,48 @@ struct Ring {
     const bool of_queries = result == "out" || result == "d_q";
     for (int64_t row = 0; row < is.rows; ++row) {
       for (int other = 0; other < sequence; ++other) {
-        const int own_one = positions[row % own], q = of_queries ? own_one : other,
-                  k = of_queries ? other : own_one;
-        const double found = is(row, other), times = found / once(q, k);
-        if (once(q, k) == 0 ? found == 0 : near(times, 1)) continue;
-        if (std::isnan(found)) return with + result + ": NaN: " + why_nan(result);
-        for (int j = 0; j < sequence && result == "d_v"; ++j) {
-          const int owner = owner_of(layout, sequence, n, j);
-          bool of_other = owner != rank;
-          for (int i = 0; i < sequence; ++i) of_other = of_other && near(is(row, i), once(i, j));
-          if (of_other)
-            return text(
-                with, "d_v of key ", k, " is that of key ", j, " of rank ", owner,
-                ": sums make one hop more than keys, to their owner; it sends what the last step added to");
-        }
-        const std::string meets = text(with, result, ": query ", q, " meets key ", k, " of rank ",
-                                       owner_of(layout, sequence, n, k), " ");
-        if (k > q)
-          return meets + text(times,
-                              " times, and it comes after it: a block has the keys of origin(step), of which "
-                              "visible_block() says what is seen, from which query on");
-        if (near(times, n)) return meets + "in every step";
-        if (!near(times, 0))
-          return text(meets, times, " times",
-                      times < 1.5 ? ""
-                      : of_queries
-                          ? ": each step uses, and sends on, what the hop before brought"
-                          : ": its part of the step before is still there, or a part is added in two steps");
-        return meets + "never: " + why_never(of_queries);
+        const int at = positions[row % own], q = of_queries ? at : other, k = of_queries ? other : at;
+        const double times = once(q, k) == 0 ? 1 + is(row, other) : is(row, other) / once(q, k);
+        if (near(times, 1)) continue;
+        return text(with, result, ": query ", q, " meets key ", k, " of rank ",
+                    owner_of(layout, sequence, n, k),
+                    std::isnan(times) ? " NaN times"
+                    : k > q           ? ", which comes after it"
+                    : near(times, 0)  ? " never"
+                    : near(times, n)  ? " in every step"
+                                      : text(" ", times, " times"),
+                    ": ", why(result, times, k));
       }
     }
     return "";
   }
-  std::string why_nan(const std::string& result) const {
-    if (result == "out") return "a block reads keys or values that no hop has brought";
-    if (result == "d_q") return "blocks add to d_q, which nobody has zeroed";
-    if (count("memset") < 2 * n + 1) return "a block adds to its part, which nobody has zeroed in this step";
-    return "a hop sends, or compute adds, what nobody has filled: in step 0 a block adds to the sums, later "
-           "to "
-           "d_block_";
-  }
-  std::string why_never(bool of_queries) const {
-    if (of_queries) return "each step uses, and sends on, what the hop before brought";
+  std::string why(const std::string& result, double times, int k) const {
+    if (std::isnan(times) && result == "out") return "a block reads keys or values that no hop has brought";
+    if (std::isnan(times) && result == "d_q") return "blocks add to d_q, which nobody has zeroed";
+    if (std::isnan(times) && count("memset") < 2 * n + 1)
+      return "a block adds to its part, which nobody has zeroed in this step";
+    if (std::isnan(times))
+      return "nobody has filled what is sent or added: a block adds to the sums in step 0, later to d_block_";
+    const int origin = owner_of(layout, sequence, n, k);
+    if (result == "out" || result == "d_q")
+      return text("step ", (rank - origin + n) % n, " has the keys of rank ", origin,
+                  " (rank - step, around the ring), from the hop before; visible_block() says what is seen");
+    if (times > 1) return "its part of the step before is still there, or a part is added in two steps";
     if (count("memset", "context") + count("accumulate_kernel", "context") > 0)
       return "its part is zeroed, or added, on the stream of the hops, which does not wait for the block";
     return "a part was lost: each hop of the sums sends those to which compute has just added";
+  }
+  // The same of d_v, and whether it is another rank's.
+  std::string wrong_d_v(const HostMatrix& d_v) const {
+    for (int k = 0; k < sequence; ++k) {
+      const int owner = owner_of(layout, sequence, n, k);
+      bool equal = owner != rank;
+      for (int q = 0; q < sequence; ++q) equal = equal && near(d_v(0, q), probability(q, k));
+      if (equal)
+        return text(with, "d_v is that of rank ", owner,
+                    "'s keys: the sums' last hop, home, sends those to which compute has just added");
+    }
+    return wrong_times("d_v", d_v, probability);
   }
 };
 
@@ -374,7 +334,6 @@ TEST_CASE("06.4: the ring in forward", "[06.4]") {
       tell(ring.wrong_wait(false));
       const HostMatrix out = ring.device.download(t.out), lse = ring.device.download(t.lse);
       ring.tell_traffic(ring.n - 1, "n - 1 hops bring each rank the keys and values of all others");
-      tell(ring.wrong_mask([&](int i, int k) { return out(i, k) * std::exp(lse(i, 0)); }));
       tell(ring.wrong_times("out", out, probability));
       for (int i = 0; i < ring.own; ++i)
         tell_if(!near(std::exp(lse(i, 0)), ring.positions[i] + 1), ring.with, "lse of query ",
@@ -413,13 +372,8 @@ TEST_CASE("06.5: the ring in backward", "[06.5]") {
                 "nothing came to g.d_k or g.d_v: return_sums(own) is the hop that brings them");
         tell_if(std::isnan(ring.device.download(g.d_out_dot_out)(0, 0)), ring.with,
                 "g.d_out_dot_out was never written: attention_dots() makes it, if t.out is there");
-        const auto times = [&](int i, int k) {
-          const int q = ring.positions[i];
-          return q + k == 0 ? 1 : d_q(i, k) / (scale / (q + 1) * ((q == k) - 1.0 / (q + 1)));
-        };
-        tell(of_keys ? "" : ring.wrong_mask(times));
         ring.tell_traffic(2 * ring.n - 1, "n - 1 hops of keys and values, n of their sums");
-        tell(ring.wrong_times("d_v", d_v, probability));
+        tell(ring.wrong_d_v(d_v));
         tell(of_keys ? ring.wrong_times("d_k", d_k, d_score) : ring.wrong_times("d_q", d_q, d_score));
         doing("backward() without t.out: then g.d_out_dot_out is there already");
         ring.attention->backward(ring.device.blas, ring.shape, {t.q, t.k, t.v, {}, t.lse, {}}, g);
