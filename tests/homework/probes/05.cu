@@ -123,29 +123,29 @@ TEST_CASE("05.4: messages", "[05.4]") {
       const auto at = [&](const Instruction& i) { return std::ranges::find(list, i) - list.begin(); };
       for (size_t n = 0; n < compute.size(); ++n) {
         const Instruction& i = compute[n];
-        const bool goes_on = i.action == forward;
-        const int stage = s.stage(k, i.chunk), step = goes_on ? 1 : -1;
-        const std::string what = text(s.name, ": rank ", k, ", ", n == 0 ? "its first instruction " : "",
-                                      letter(i, v), " (stage ", stage, " of ", s.stages(), "): ");
-        // The place of the message to or from another stage, which is due if that is on another rank.
-        const auto place = [&](const char* function, std::optional<Action> is, int other, Action message) {
-          const bool exists = other >= 0 && other < s.stages();
-          const int rank = exists ? s.placement[other].rank : k;
+        const bool up = i.action == forward;
+        const std::string what =
+            text(s.name, ": rank ", k, ", ", n == 0 ? "its first instruction " : "", letter(i, v), " (stage ",
+                 s.stage(k, i.chunk), " of ", s.stages(), "): ");
+        // The place of the message before or after it, which is due if that stage is on another rank.
+        const auto place = [&](bool sends) {
+          const auto is = sends ? send_after(s, k, i) : receive_before(s, k, i);
+          const auto other = neighbour(s, k, i.chunk, sends == up ? 1 : -1);
           std::optional<Action> due;
-          if (rank != k && i.action != weight_gradient) due = message;
-          tell_alike(is != due, what, function, " names ", name_of(is), ", and should name ", name_of(due),
-                     ": ",
+          if (other && other->rank != k && up) due = sends ? send_activation : receive_activation;
+          if (other && other->rank != k && i.action != weight_gradient && !up)
+            due = sends ? send_gradient : receive_gradient;
+          tell_alike(is != due, what, sends ? "send_after()" : "receive_before()", " names ", name_of(is),
+                     ", and should name ", name_of(due), ": ",
                      i.action == weight_gradient ? "nobody waits for a weight gradient"
-                     : exists                    ? text("stage ", other, " is on rank ", rank)
-                                                 : text("there is no stage ", other));
-          return due ? at({message, i.micro_batch, i.chunk}) : -1;
+                     : !other
+                         ? "there is no stage beside it"
+                         : text("stage ", s.stage(other->rank, other->chunk), " is on rank ", other->rank));
+          return due ? at({*due, i.micro_batch, i.chunk}) : -1;
         };
-        const auto receive = place("receive_before()", receive_before(s, k, i), stage - step,
-                                   goes_on ? receive_activation : receive_gradient);
-        const auto send = place("send_after()", send_after(s, k, i), stage + step,
-                                goes_on ? send_activation : send_gradient);
+        const auto receive = place(false), send = place(true);
         tell_alike(send >= 0 && send != at(i) + 1, what,
-                   "no send of its micro-batch and chunk follows right after it");
+                   "no send of its micro-batch and chunk is right after it");
         tell_alike(receive > at(i), what, "no receive of its micro-batch and chunk comes before it");
         if (receive < 0 || n == 0) continue;
         const Instruction& before = compute[n - 1];
@@ -261,15 +261,15 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
         if (rank == to && !activation) p.receive_gradient({receive_gradient, 1, 0});
         return time_of(ran(), "", stream_names[own]);
       };
-      write(compute, output.data, owned_values<real>(rank, output.size()));
-      write(compute, gradient.data, owned_values<real>(10 + rank, output.size()));
-      if (input) write(compute, input->x.data, owned_values<real>(20 + rank, output.size()));
+      const Tensor target = activation && input ? input->x : gradient;
+      const size_t size = target.size();
+      write(compute, output.data, owned_values<real>(rank, size));
+      write(compute, gradient.data, owned_values<real>(10 + rank, size));
+      if (input) write(compute, input->x.data, owned_values<real>(20 + rank, size));
       CUDA_CHECK(cudaDeviceSynchronize());
       exchange();
-      const Tensor& target = activation && input ? input->x : gradient;
-      const std::string wrong =
-          wrong_copy("what " + call + " brings", at(target), activation ? from : 10 + from, 0, tensor_name);
-      tell(rank == to ? wrong : "");
+      const int owner = activation ? from : 10 + from;
+      tell(rank == to ? wrong_copy("what " + call + " brings", at(target), owner, 0, tensor_name) : "");
       {
         const Slow messages(false);
         align();
@@ -290,38 +290,34 @@ TEST_CASE("05.5: receiving and sending", "[05.5]") {
                    {activation ? nullptr : streams[gradients_out], events[gradients_out], true,
                     " overwrites a gradient that is still being sent: it has to wait for gradient_sent"},
                    {compute, nullptr, false,
-                    " waits for all of compute, and must not: it is posted ahead, and waits only until its "
-                    "buffer is free"}};
+                    " waits for all of compute, and should wait only until its buffer is free"}};
         tell_waits(call, waits, own, exchange);
       }
     }
   }
+  const auto forwards = [&] { return p.pass({forward, 1, 0}, batch); };
   doing("compute_forward(): without the embedding, its input buffer is to be a.input()");
   tell_waits("compute_forward()",
              {{streams[activations_in], events[activations_in], true, " does not wait until its input came"},
               {streams[activations_out], events[activations_out], true,
                " overwrites an output that is still being sent: it has to wait for output_sent"}},
-             -1, [&] {
-               return p.pass({forward, 1, 0}, batch);
-             });
+             -1, forwards);
+  const auto backwards = [&] { return p.pass({backward, 1, 0}, batch); };
   doing("compute_backward()");
   tell_waits("compute_backward()",
              {{streams[gradients_in], events[gradients_in], true, " does not wait until its gradient came"},
               {rank == last ? streams[gradients_out] : nullptr, events[gradients_out], true,
                " overwrites a gradient that is still being sent: it has to wait for gradient_sent"}},
-             -1, [&] {
-               return p.pass({backward, 1, 0}, batch);
-             });
+             -1, backwards);
   for (const bool whole : {true, false}) {
     const Slow kernels(true);
     align();
     const double end = p.pass({whole ? backward : input_gradient, 1, 0}, batch).end;
-    tell_if(
-        input && begin_behind(input->used) < end, here(),
-        "compute_backward() reads its input last, also where it is an input gradient alone, so it records "
-        "`used`, and that behind the backward pass");
-    tell_if(rank < last && (begin_behind(in_flight.gradient_read) >= end) != whole, here(),
-            "compute_backward() ",
+    tell_if(input && begin_behind(input->used) < end, here(),
+            "compute_backward(), also of an input gradient, records `used` behind the pass, which reads its "
+            "input");
+    const bool read = begin_behind(in_flight.gradient_read) >= end;
+    tell_if(rank < last && read != whole, here(), "compute_backward() ",
             whole ? "reads the gradient last, so a whole backward records gradient_read, and that at its end"
                   : "of an input gradient records gradient_read, and the weight gradients read it later");
   }
