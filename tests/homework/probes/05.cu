@@ -165,9 +165,8 @@ TEST_CASE("05.4: messages", "[05.4]") {
     }
   }
   const Schedule s = make_schedule(interleaved, 2, 4, 2);
-  tell_alike(
-      with_messages(s, 0, {{forward, 0, 0}, {forward, 0, 1}})[0].chunk != 1,
-      "where F0 of chunk 1 follows F0 of chunk 0, its receive is not posted ahead: each chunk has buffers");
+  const Instructions list = with_messages(s, 0, {{forward, 0, 0}, {forward, 0, 1}});
+  tell_alike(list[0].chunk != 1, "the receive of F0 of chunk 1, after F0 of chunk 0, is not posted ahead");
 }
 
 // ---- 05.5: each function waits for what it has to, and for nothing else.
