@@ -101,14 +101,15 @@ TEST_CASE("06.3: merging two results", "[06.3]") {
                     device.upload<accum>(block_lse), merged, merged_lse, device.stream);
     const HostMatrix is = device.download(merged), is_lse = device.download(merged_lse);
     for (int i = 0; i < rows; ++i) {
+      const bool in_block = i % stride < queries,
+                 changed = is.slice(i, 1, 0, out.columns) != out.slice(i, 1, 0, out.columns) ||
+                           is_lse.slice(i, 1, 0, heads) != lse.slice(i, 1, 0, heads);
+      tell_alike(changed != in_block, "a block of 2 queries of 2 sequences, with a stride of 4: row ", i,
+                 in_block ? " is not changed, and should be" : " is changed, and should not be",
+                 ": in memory each sequence begins `stride` rows after the one before");
+    }
+    for (const int i : {0, 1, stride, stride + 1}) {
       for (int h = 0; h < heads; ++h) {
-        const bool in_block = i % stride < queries,
-                   changed = is.slice(i, 1, h * size, size) != out.slice(i, 1, h * size, size) ||
-                             is_lse(i, h) != lse(i, h);
-        tell_alike(changed != in_block, "a block of 2 queries of 2 sequences, with a stride of 4: row ", i,
-                   in_block ? " is not changed, and should be" : " is changed, and should not be",
-                   ": in memory each sequence begins `stride` rows after the one before");
-        if (!in_block) continue;
         const double all = before(i, h) + added(i, h), due = share_of(i, i, h), kept = is(i, h * size),
                      share = is(i, h * size + 1) / (1 + i), keys = std::exp(is_lse(i, h) - shift);
         const std::string of = text("a block of ", added(i, h), " equal keys, merged into ", before(i, h),
