@@ -47,19 +47,27 @@ TEST_CASE("01.2: the learning rate", "[01.2]") {
   for (const int warmup : {4, 0}) {
     TrainingConfig config;
     config.lr = 2, config.steps = warmup + 8, config.warmup_steps = warmup;
-    const auto check = [&](int step, double share, const std::string& why) {
+    const auto due = [&](int step) {
+      const double decay = std::clamp((step - warmup) / 8.0, 0.0, 1.0);
+      const double share = step < warmup ? (step + 1.0) / warmup : 0.55 + 0.45 * std::cos(M_PI * decay);
+      return share * config.lr;
+    };
+    const auto check = [&](int step, const std::string& why) {
+      const double is = learning_rate(config, step);
+      std::string other;
+      for (const int by : {-1, 1}) {
+        if (std::abs(is - due(step + by)) < 1e-9)
+          other = "that is the rate of step " + number(step + by) + "; ";
+      }
       tell_number(
           text("--lr 2, ", warmup, " steps of warm-up, then 8: the rate of step ", step, " (the first is 0)"),
-          learning_rate(config, step), share * config.lr, why);
+          is, due(step), other + why);
     };
     for (int step = 0; step < warmup; ++step)
-      check(step, (step + 1.0) / warmup, "it rises by equal parts, and even the first step learns");
-    const std::string half = "half a cosine goes from all to a tenth, over the steps after the warm-up";
-    check(warmup, 1, half);
-    check(warmup + 4, 0.55, half);
-    check(warmup + 2, 0.55 + 0.45 * std::sqrt(0.5), half);
-    check(warmup + 8, 0.1, half);
-    check(warmup + 12, 0.1, "after the last step it stays");
+      check(step, "it rises by equal parts, and even the first step learns");
+    for (const int step : {0, 4, 2, 8})
+      check(warmup + step, "half a cosine goes from all to a tenth, over the steps after the warm-up");
+    check(warmup + 12, "after the last step it stays");
   }
 }
 

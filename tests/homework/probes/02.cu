@@ -71,6 +71,7 @@ void check_gradients(bool alone) {
       for (int unit = units - 1; unit >= 0; --unit) hooks.after_gradients(unit, false);
       tell_alike(!data.traffic().empty(), with,
                  "after_gradients(unit, last = false) has summed what the last micro-batch sums again");
+      bool rest_too = false;              // summed when the first unit is complete: as good
       double written = 0, summed_at = 0;  // in virtual time
       busy(compute);
       for (int unit = units - 1; unit >= 0; --unit) {
@@ -86,7 +87,7 @@ void check_gradients(bool alone) {
                 "after after_gradients() compute waits for the sum, and backward is there to hide it");
         summed_at = std::max(summed_at, sums.end);
         const int64_t due = complete / bucket * bucket;
-        const bool rest_too = sync == DpSync::bucket && unit == 0 && summed() == size;  // at once: as good
+        rest_too = sync == DpSync::bucket && unit == 0 && summed() == size;
         tell_alike(summed() != due && !rest_too, with, step == 0 ? "in after_gradients(), " : "",
                    "when unit ", unit, " is complete, sums of ", summed(),
                    " elements are under way in place of ", due, ": ", complete,
@@ -114,6 +115,10 @@ void check_gradients(bool alone) {
         for (int unit = units - 1; unit >= 0 && wrong.empty(); --unit)
           wrong = sum.wrong(text(with, "after finish_gradient_sync() unit ", unit, " of ", units),
                             at(group.gradients(unit), group.size(unit)), group.gradients(unit) - all.data);
+        if (!wrong.empty() && rest_too)
+          wrong = here() + with +
+                  "after_gradients(0, true) sums all that is left, and leaves it in unsent_, so it "
+                  "is summed once more at the end";
         tell(wrong);
       }
       data.reset_traffic();

@@ -205,7 +205,7 @@ struct Ring {
               due_sums = !backward ? 0 : 2 * (layout == CpLayout::zigzag ? n - 1 : rank);
     if (count("memcpy") > 0)
       return with + "something is copied: attention reads, and a hop fills, its last place";
-    if (zeroed > due_zeroed)
+    if (zeroed > due_zeroed && n > 1)
       return text(with, zeroed, " matrices are zeroed in place of ", due_zeroed,
                   backward ? ": d_q once, and a part of d_k and of d_v in each step"
                            : ": the diagonal comes first, and writes out");
