@@ -180,6 +180,8 @@ TEST_CASE("07.4: dispatch", "[07.4]") {
       tell_if(i.stream == "compute", here(), call,
               " uses the stream of compute: await_counts() waits for that of the experts' ranks");
     }
+    tell_if(log.empty(), here(), call,
+            " does nothing: the host needs the counts, also where one rank has all experts");
     tell_if(next >= time_of(log, "", "experts").end, here(), call,
             ": compute, or the host, waits for the counts: await_counts() does, later");
     exchange.await_counts();
