@@ -16,7 +16,7 @@ closure-06 9285
 closure-07 12487
 product 18030
 stand-ins 5763
-other-C++ 21070
+other-C++ 21082
 '
 
 tests=$(realpath "$(dirname "$0")")
