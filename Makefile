@@ -21,6 +21,8 @@ PROGRAMS := $(STAGES) collectives experts
 MAINS := $(STAGES:%=%/main.cu) 02_data_parallel/collectives.cu 07_combined_5d/experts.cu 07_combined_5d/plan/plan.cu \
   $(wildcard tests/tools/*.cu)
 name_of = $(if $(filter %/main.cu,$(1)),$(1:%/main.cu=%),$(basename $(notdir $(1))))
+# What make report, and its test, need.
+OF_REPORT := build/cpu-fp32/07_combined_5d build/cpu-bf16/plan build/cpu-bf16/lessons/01.jsonl build/python-report/ready
 include common/build/rules.mk
 include tests/tests.mk
 # A target with a line of help is no file.
@@ -113,7 +115,6 @@ bench: programs $(BUILD)/bench
 # The page asks the planner, with the options PLAN, and 07 for dry runs of pipelines; it has the lessons' runs, too.
 REPORT := build/report.html
 RUNS := $(LOGS)
-OF_REPORT := build/cpu-fp32/07_combined_5d build/cpu-bf16/plan build/cpu-bf16/lessons/01.jsonl build/python-report/ready
 build/cpu-bf16/lessons/01.jsonl: build/cpu-bf16/07_combined_5d
 	@$(LESSONS) --table > /dev/null
 report: ## build/report.html: losses, memory, timelines of runs;  RUNS='a.jsonl b.jsonl'; PLAN='--tokens 2T'
