@@ -538,6 +538,7 @@ def together(stages):
             (one, copies, (one, one), [10, 10, 10, 20, 10], set()),
             (one, copies, ({"03.3", "03.4"}, one), [10, 10, 10, 20, 10], one),
             (both, ["stage 1 on 2 ranks"], (set(), set()), [5, 5, 20, 20, 10], set(other)),
+            (both, ["stage 1 on 2 ranks"], (one, one), [10, 10, 10, 20, 10], set(other)),
         ):
             alone = set()
 

@@ -1,6 +1,6 @@
-"""What is handed in, and the grading of many. All bodies are grafted into the clean reference together, and
-where that shows something wrong, each alone; in a sandbox, with other sizes and another seed than those of
-the visible runs."""
+"""What is handed in, and the grading of many. All bodies are grafted into the clean reference together. Where
+that shows something wrong, those that may have it are judged alone. All runs are in a sandbox, with other sizes
+and another seed than the visible ones."""
 
 import csv
 import hashlib
@@ -262,18 +262,18 @@ class Grader:
             names = dict.fromkeys([*stage.exercises[number].runs, *broken])
             verdicts[number] = self.judge(machine, stage, number, {number: mine[number]}, list(names))
 
-        rest = {n: body for n, body in mine.items() if n not in suspects}
-        for number in suspects if len(suspects) > 1 else ():
+        several, rest = len(suspects) > 1, {n: body for n, body in mine.items() if n not in suspects}
+        for number in suspects if several else ():
             if self.hints(machine, stage, {number: mine[number]})[number]:
                 alone(number)
             else:  # it looked wrong because of another one
                 rest[number] = mine[number]
         if suspects and (not rest or self.right_runs(machine, stage, rest)):
             give_all(rest)
-            if len(suspects) == 1:  # whatever is wrong with all of them is its fault
+            if not several:  # whatever is wrong with all of them is its fault
                 verdicts[suspects[0]] = self.judge(machine, stage, suspects[0], mine, runs)
         else:
-            for number in [suspects[0], *rest] if len(suspects) == 1 else rest:
+            for number in rest if several else mine:
                 alone(number)
         if broken and all(verdicts[n].points == verdicts[n].of for n in mine):
             name = broken[0]  # each is right alone; those do not fit without whom the others are right
@@ -285,11 +285,11 @@ class Grader:
 
     def flawless(self, machine, stage, bodies):
         """Whether no probe, no run and no race shows anything of these bodies. Then each of them is right."""
-        return not any(self.hints(machine, stage, bodies).values()) and self.right_runs(
-            machine, stage, bodies
-        )
+        told = any(self.hints(machine, stage, bodies).values())
+        return not told and self.right_runs(machine, stage, bodies)
 
     def right_runs(self, machine, stage, bodies):
+        """Whether no run of the stage, and no race, shows anything of these bodies."""
         watched = self.observed(machine, stage, bodies, list(stage.runs), races=True)
         return all(
             o.end == "ok"
